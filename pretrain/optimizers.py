@@ -9,17 +9,19 @@ from jax import Array
 
 from models.core.parameters import LAYERS, Parameter, Params, decays, nest
 from models.core.ranges import NOT_NEGATIVE, POSITIVE, RATE, check_ranges
+from pretrain.adafactor import scale_by_factored_squares, scale_by_size
 
-NAMES = ("adamw", "lamb", "adagrad")
+NAMES = ("adamw", "lamb", "adagrad", "adafactor")
 RANGES = {"b1": RATE, "b2": RATE, "epsilon": POSITIVE, "decay": NOT_NEGATIVE, "clip": NOT_NEGATIVE}
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
     """adamw: Adam with decoupled decay (Loshchilov & Hutter 2019).   lamb: You et al. 2020, algorithm 2.
-    adagrad: Duchi et al. 2011, whose sums of squares begin at 0.1; it has no means and reads neither b1 nor b2."""
+    adagrad: Duchi et al. 2011, whose sums of squares begin at 0.1; it has no means and reads neither b1 nor b2.
+    adafactor: Shazeer & Stern 2018, whose steps are in proportion to the parameters; it reads decay and clip alone."""
 
-    name: str = "adamw"  # adamw, lamb or adagrad
+    name: str = "adamw"  # adamw, lamb, adagrad or adafactor
     b1: float = 0.9  # how much of the gradients' mean a step keeps
     b2: float = 0.999  # how much of the squared gradients' mean a step keeps
     epsilon: float = 1e-6  # added to the root of that mean
@@ -32,18 +34,19 @@ class Optimizer:
         check_ranges(self, RANGES, "optimizer.")
 
 
-def transformation(optimizer: Optimizer, table: list[Parameter]) -> optax.GradientTransformation:
+def transformation(optimizer: Optimizer, table: list[Parameter], vocab_size: int) -> optax.GradientTransformation:
     """Gradients -> the update direction, before the learning rate; `table` lists exactly the trained parameters.
 
+    vocab_size: rows of tables by token that are no padding.
     `update` takes finite: bool[] too; where it is False the state stays as it was and the direction means nothing.
     """
     decayed = nest({parameter.path: decays(parameter) for parameter in table})
+    decay = optax.add_decayed_weights(optimizer.decay, decayed)
+    if optimizer.name == "adafactor":
+        return optax.chain(scale_by_factored_squares(table, vocab_size), decay, scale_by_size(table, vocab_size))
     adam = lambda epsilon: _scale_by_adam(optimizer.b1, optimizer.b2, epsilon)
     scaled = _scale_by_sums if optimizer.name == "adagrad" else adam
-    steps = [
-        scaled(optimizer.epsilon),
-        optax.add_decayed_weights(optimizer.decay, decayed),
-    ]
+    steps = [scaled(optimizer.epsilon), decay]
     if optimizer.name == "lamb":
         steps.append(_scale_by_trust_ratio(table))
     return optax.chain(*steps)

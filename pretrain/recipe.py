@@ -27,6 +27,7 @@ from pretrain.objectives.next_token_prediction import NextTokenPrediction
 from pretrain.objectives.objective import Objective, Phase, Task, Teacher
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
+from pretrain.objectives.sequence_to_sequence import SequenceToSequence
 from pretrain.optimizers import Optimizer
 from pretrain.schedules import Numbers, Schedule, learning_rate, numbers
 
@@ -37,6 +38,7 @@ OBJECTIVES = {
     "next-token-prediction": NextTokenPrediction,
     "permutation-language-model": PermutationLanguageModel,
     "replaced-token-detection": ReplacedTokenDetection,
+    "sequence-to-sequence": SequenceToSequence,
 }  # by the names that recipe.json stores
 LEAST = 0.1  # of the peak: with what a run goes on that is made longer, at least
 LENGTH = Range("at least 8 and below 2**31", lambda x: 8 <= x < 2**31)

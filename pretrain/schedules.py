@@ -9,7 +9,7 @@ from jax import Array
 
 from models.core.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, check_ranges
 
-NAMES = ("linear", "cosine", "polynomial", "inverse-sqrt", "warmup-stable-decay", "constant")
+NAMES = ("linear", "cosine", "polynomial", "inverse-sqrt", "flat-inverse-sqrt", "warmup-stable-decay", "constant")
 RANGES = {"peak": NOT_NEGATIVE, "warmup": SHARE, "final": SHARE, "decay": SHARE, "power": POSITIVE}
 
 
@@ -22,6 +22,8 @@ class Schedule:
     polynomial: falls to `final` x peak as the share of the steps that is left, to a `power` (Beltagy et al. 2020).
 
     inverse-sqrt: peak x sqrt(warmup steps / step) (Vaswani et al. 2017, equation 3).
+
+    flat-inverse-sqrt: the same, at peak from the first step on (Raffel et al. 2020, section 3.1.2).
 
     warmup-stable-decay: stays at peak, then falls linearly to `final` x peak over the last `decay` share of the steps
     (Hu et al. 2024, arXiv:2404.06395).
@@ -78,13 +80,15 @@ def learning_rate(name: str, of: Numbers, step: Array | int) -> Array:
     """f32[] rate of the update after `step` steps, by a schedule of this name."""
     update = jnp.asarray(step, jnp.float32) + 1.0 - of.begin
     progress = jnp.clip((update - of.falls_after) / of.fall, 0.0, 1.0)
+    falling_root = jnp.sqrt(of.warmup / jnp.maximum(update, of.warmup))
     left = {
         "linear": lambda: 1.0 - of.lost * progress,
         "cosine": lambda: of.final + of.lost * 0.5 * (1.0 + jnp.cos(jnp.pi * progress)),
         "polynomial": lambda: of.final + of.lost * (1.0 - progress) ** of.power,
-        "inverse-sqrt": lambda: jnp.sqrt(of.warmup / jnp.maximum(update, of.warmup)),
+        "inverse-sqrt": lambda: falling_root,
+        "flat-inverse-sqrt": lambda: falling_root,
         "warmup-stable-decay": lambda: 1.0 - of.lost * progress,
         "constant": lambda: 1.0,
     }
-    rise = jnp.minimum(update / of.warmup, 1.0)
+    rise = 1.0 if name == "flat-inverse-sqrt" else jnp.minimum(update / of.warmup, 1.0)
     return (of.peak * rise * left[name]()).astype(jnp.float32)

@@ -1,7 +1,7 @@
 """What a causal model keeps of the tokens that it has read, so that the next one costs one token's work."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,17 @@ def has_room(cache: Cache, tokens: int) -> Array:
     return cache.filled + tokens <= places
 
 
+def take(cache: Cache, rows: Array) -> Cache:
+    """The cache of rows i32[n] of another's."""
+    keys, values = take_rows((cache.keys, cache.values), rows)
+    return Cache(keys, values, cache.segments[rows], cache.filled)
+
+
+def take_rows(states: Any, rows: Array) -> Any:
+    """Rows i32[n] of arrays [depth, batch, heads, places, head_dim], or of tuples of the layers' own."""
+    return jax.tree.map(lambda array: jnp.take(array, rows, axis=-4), states)
+
+
 def put(places: Array, new: Array, filled: Array, axis: int) -> Array:
     """What fills an axis of places, with what is new from the first free one on."""
     return jax.lax.dynamic_update_slice_in_dim(places, new.astype(places.dtype), filled, axis)
@@ -56,13 +67,13 @@ def _put_token(places: Array, new: Array, filled: Array) -> Array:
     return jax.lax.platform_dependent(places, new, filled, cpu=on_cpu, default=write)
 
 
-def seen(segments: Array, new: Array, filled: Array) -> Mask:
+def seen(segments: Array, new: Array, filled: Array, bias: Array | None = None) -> Mask:
     """Of tokens of these segments i32[batch, n], which have been put in a cache's i32[batch, places] after `filled`
-    others: they see the earlier ones and themselves."""
+    others: they see the earlier ones and themselves.   bias: as of `Mask`."""
     at = filled + jnp.arange(new.shape[1])
     ranks, thresholds = jnp.arange(segments.shape[1]), at + 1
     alike = lambda numbers, like: jnp.broadcast_to(numbers, like.shape)
-    return Mask(segments, alike(ranks, segments), alike(thresholds, new), queries=new)
+    return Mask(segments, alike(ranks, segments), alike(thresholds, new), queries=new, bias=bias)
 
 
 def mix(
@@ -73,11 +84,23 @@ def mix(
 
     state: its keys and values [batch, heads, places, head_dim].   mask: `seen`.   -> (like q, the state with k and v).
     """
-    q, k, v = (constrain(x.swapaxes(1, 2), "batch", "heads", None, None) for x in (q, k, v))
+    k, v = map(heads_first, (k, v))
     # Put before they are read: only so does XLA write into the cache that is there, without a copy for every token.
-    write = _put_token if (q.shape[0], q.shape[2]) == (1, 1) else functools.partial(put, axis=2)
+    write = _put_token if (k.shape[0], k.shape[2]) == (1, 1) else functools.partial(put, axis=2)
     keys, values = (write(places, new, filled) for places, new in zip(state, (k, v), strict=True))
+    return recall(q, keys, values, mask), (keys, values)
+
+
+def heads_first(x: Array) -> Array:
+    """[batch, n, heads, head_dim] -> [batch, heads, n, head_dim], as a cache has them."""
+    return constrain(x.swapaxes(1, 2), "batch", "heads", None, None)
+
+
+def recall(q: Array, keys: Array, values: Array, mask: Mask) -> Array:
+    """What q [batch, n, heads, head_dim] mixes of a layer's keys and values [batch, heads, places, head_dim]."""
+    q = heads_first(q)
     scores = jnp.einsum("bhqd,bhkd->bhqk", q * q.shape[-1] ** -0.5, keys, preferred_element_type=jnp.float32)
+    scores = scores if mask.bias is None else scores + mask.bias
     scores = jnp.where(visible(mask), scores, jnp.finfo(jnp.float32).min)
     mixed = jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores, axis=-1).astype(values.dtype), values)
-    return mixed.swapaxes(1, 2), (keys, values)
+    return mixed.swapaxes(1, 2)

@@ -3,7 +3,6 @@
 import dataclasses
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -14,7 +13,7 @@ from models.attention.mask import Mask
 from models.attention.multi_head import attention_of
 from models.attention.transformer import CachedTransformerLayer, TransformerLayer
 from models.blocks.checks import check_encoder
-from models.blocks.embeddings import Embeddings, Term
+from models.blocks.embeddings import Embeddings, Term, padding_bias
 from models.blocks.heads import tied_logits
 from models.blocks.layer import layer_sizes
 from models.blocks.norm import Norm
@@ -92,9 +91,7 @@ class Decoder(nn.Module):
 
     def take(self, cache: Cache, rows: Array) -> Cache:
         """The cache of rows i32[n] of another's."""
-        of_rows = lambda array: jnp.take(array, rows, axis=-4)  # of all layers' array, or of each layer's own
-        keys, values = jax.tree.map(of_rows, (cache.keys, cache.values))
-        return Cache(keys, values, cache.segments[rows], cache.filled)
+        return caches.take(cache, rows)
 
     def advance(self, inputs: Inputs, cache: Cache) -> tuple[Array, Cache]:
         """`decode` of tokens after those of a cache, of the rows' one segment or padding (0), without dropout.
@@ -126,11 +123,7 @@ class Decoder(nn.Module):
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
         """The factors of the next token's logits: hidden [rows, n, width], table f32[padded vocab, width], bias
         f32[padded vocab], whose padding is -inf."""
-        table = self.embeddings.tokens
-        bias = jnp.zeros(len(table))
-        if len(table) > self.config.vocab_size:  # else XLA leaves the addition out
-            bias = jnp.where(jnp.arange(len(table)) < self.config.vocab_size, 0.0, -jnp.inf)
-        return hidden, table, bias
+        return hidden, self.embeddings.tokens, padding_bias(self.config.vocab_size)
 
     def token_logits(self, hidden: Array) -> Array:
         """hidden [rows, n, width] -> the next token's logits, f32[rows * n, padded vocab]; padding rows are -inf."""

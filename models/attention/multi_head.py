@@ -14,7 +14,7 @@ from models.attention.layouts import HEADS_APART, Mixing
 from models.attention.mask import Mask, chosen
 from models.attention.operands import Projections
 from models.attention.patterns.blocks import Blocks
-from models.blocks.dense import Weights
+from models.blocks.dense import Affine, Weights, affine
 from models.blocks.layer import LayerSizes
 from models.blocks.norm import Norm
 from models.blocks.positions import gather_positions
@@ -40,21 +40,41 @@ class MultiHeadAttention(nn.Module):
 
     def setup(self):
         sizes = self.sizes
-        for name in ("query", "key", "value"):
+        # A score without the usual scale begins as large as with it
+        begin = None if sizes.scale is None else 1 / self._factor()
+        self.query = Weights(sizes.heads_width, sizes.init_std, sizes.biases, begin)
+        for name in ("key", "value"):
             setattr(self, name, Weights(sizes.heads_width, sizes.init_std, sizes.biases))
         self.output = Weights(sizes.width, sizes.output_std or sizes.init_std, sizes.biases)
         self.norm = Norm(sizes.norm_epsilon, self.program.compute, sizes.norm)
         if self.global_projections:
             setattr(self, "global", GlobalTokens(sizes, self.program))  # noqa: B010 (a keyword)
 
+    def _factor(self) -> float:
+        """What makes queries for scores of the usual scale, which every way to attend has, those for `sizes.scale`."""
+        return self.sizes.scale * (self.sizes.heads_width // self.sizes.heads) ** 0.5
+
+    def _query(self) -> Affine:
+        query = self.query(self.sizes.width)
+        return query if self.sizes.scale is None else jax.tree.map(lambda array: array * self._factor(), query)
+
     def _weights(self, read: int) -> Projections:
         """read: the width of what keys and values are made of."""
-        sizes = self.sizes
-        query, output = self.query(sizes.width), self.output(sizes.heads_width)
-        if sizes.scale is not None:  # every way to attend has the scores' usual scale
-            factor = sizes.scale * (sizes.heads_width // sizes.heads) ** 0.5
-            query = jax.tree.map(lambda array: array * factor, query)
-        return Projections(query, self.key(read), self.value(read), output)
+        return Projections(self._query(), self.key(read), self.value(read), self.output(self.sizes.heads_width))
+
+    def remembered(self, context: Array) -> tuple[Array, Array]:
+        """The keys and values of a second sequence [batch, keys, width], for `recall`."""
+        dtype, heads = self.program.compute, self.sizes.heads
+        made = (affine(context, of(context.shape[-1]), dtype) for of in (self.key, self.value))
+        return tuple(cache.heads_first(x.reshape(*x.shape[:2], heads, -1)) for x in made)
+
+    def recall(self, x: Array, mask: Mask, state: tuple[Array, Array]) -> Array:
+        """x that sees a second sequence by what is `remembered` of it -> like x."""
+        residual, x = x, self.norm(x) if self.pre_norm else x
+        dtype, sizes = self.program.compute, self.sizes
+        q = affine(x, self._query(), dtype).reshape(*x.shape[:2], sizes.heads, -1)
+        y = residual + HEADS_APART.output(cache.recall(q, *state, mask), self.output(sizes.heads_width), dtype)
+        return constrain(y if self.pre_norm else self.norm(y), "batch", None, None)
 
     def extend(
         self, x: Array, mask: Mask, filled: Array, state: tuple[Array, Array]

@@ -24,22 +24,26 @@ def affine(x: Array, weights: Affine, dtype: jnp.dtype, held: Array | None = Non
 
 
 class Weights(nn.Module):
-    """A dense layer's parameters for this many inputs themselves, to be used together with those of others."""
+    """A dense layer's parameters for this many inputs themselves, to be used together with those of others.
+
+    init_std: None for inputs ** -0.5 (LeCun et al. 1998, section 4.6).   init_factor: of that at the start.
+    """
 
     features: int
-    init_std: float
+    init_std: float | None
     bias: bool = True
+    init_factor: float | None = None
 
     @nn.compact
     def __call__(self, inputs: int) -> Affine:
-        return _parameters(self, inputs)
+        return _parameters(self, inputs, self.init_factor)
 
 
 class Dense(nn.Module):
     """`affine` with parameters of its own."""
 
     features: int
-    init_std: float
+    init_std: float | None
     dtype: jnp.dtype
     bias: bool = True
 
@@ -48,8 +52,10 @@ class Dense(nn.Module):
         return affine(x, _parameters(self, x.shape[-1]), self.dtype, held)
 
 
-def _parameters(module: Dense | Weights, inputs: int) -> Affine:
-    kernel = parameter(module, "kernel", nn.initializers.normal(module.init_std), (inputs, module.features))
+def _parameters(module: Dense | Weights, inputs: int, factor: float | None = None) -> Affine:
+    std = inputs**-0.5 if module.init_std is None else module.init_std
+    init = nn.initializers.normal(std if factor is None else factor * std)
+    kernel = parameter(module, "kernel", init, (inputs, module.features))
     return Affine(kernel, parameter(module, "bias", nn.initializers.zeros, (module.features,)) if module.bias else None)
 
 

@@ -83,8 +83,16 @@ def padded_vocab(vocab_size: int) -> int:
     return -(-vocab_size // 128) * 128
 
 
-def token_table(module: nn.Module, vocab_size: int, width: int, init_std: float) -> Array:
-    """The parameter 'tokens' of a module, an embedding table f32[padded, width]; its padding rows are 0.
+def padding_bias(vocab_size: int) -> Array:
+    """What is added to logits of the rows of an embedding table: 0, and -inf in its padding, f32[padded]."""
+    padded = padded_vocab(vocab_size)
+    if padded == vocab_size:  # XLA leaves the addition out
+        return jnp.zeros(padded)
+    return jnp.where(jnp.arange(padded) < vocab_size, 0.0, -jnp.inf)
+
+
+def token_table(module: nn.Module, vocab_size: int, width: int, init_std: float, name: str = "tokens") -> Array:
+    """A parameter of a module, an embedding table f32[padded, width]; its padding rows are 0.
 
     They stay so: `tied_logits` gives them no gradient, and a decay of 0 is 0. So no norm over the table, such as that
     of LAMB's trust ratio, counts them. Those of a checkpoint that has others are kept, decay, and are counted.
@@ -94,4 +102,4 @@ def token_table(module: nn.Module, vocab_size: int, width: int, init_std: float)
         drawn = nn.initializers.normal(init_std)(key, shape)
         return jnp.where(jnp.arange(shape[0])[:, None] < vocab_size, drawn, 0)
 
-    return parameter(module, "tokens", init, (padded_vocab(vocab_size), width))
+    return parameter(module, name, init, (padded_vocab(vocab_size), width))

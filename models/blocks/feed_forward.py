@@ -23,7 +23,6 @@ class FeedForward(nn.Module):
 
     sizes: LayerSizes
     dtype: jnp.dtype
-    inner_dropout: bool = False
     pre_norm: bool = False
 
     @nn.compact
@@ -39,7 +38,7 @@ class FeedForward(nn.Module):
 
         y = ACTIVATIONS[sizes.activation](inner("up"))
         y = kept(y) * kept(inner("gate")) if sizes.gated else y
-        if self.inner_dropout:
+        if sizes.inner_dropout:
             y, tag = dropout(y, sizes.dropout, site(noise, tag)), tag + 1
         held = None if sizes.activation == "relu" and not sizes.gated else kept(y)  # relu keeps what it reads
         y = Dense(x.shape[-1], sizes.output_std or sizes.init_std, self.dtype, sizes.biases, name="down")(y, held)

@@ -16,6 +16,7 @@ from models.families import (
     gpt2,
     longformer,
     roberta,
+    t5,
     transformer_xl,
     xlnet,
 )
@@ -30,7 +31,9 @@ FAMILIES: dict[str, Family] = {
     "gpt": gpt.FAMILY,
     "gpt2": gpt2.FAMILY,
     "longformer": longformer.FAMILY,
+    "mt5": t5.MT5,
     "roberta": roberta.FAMILY,
+    "t5": t5.FAMILY,
     "transformer-xl": transformer_xl.FAMILY,
     "xlnet": xlnet.FAMILY,
 }

@@ -8,6 +8,7 @@ holds `model.safetensors`, with the table's paths as names and layers stacked, a
 
 import dataclasses
 from itertools import pairwise
+from typing import ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -60,6 +61,8 @@ class TransformerXLConfig:
     nothing."""
     divisor: int = 1  # each cluster's embeddings are narrower than those before it by this factor
     shared_biases: bool = True  # whether all layers have the same u and v
+
+    inner_dropout: ClassVar[bool] = True
 
     def __post_init__(self):
         check_relative(self)
@@ -130,7 +133,7 @@ class TransformerXLLayer(nn.Module):
         attention = RelativeAttention(sizes, self.program, name="attention")
         context = attention.context(jnp.concatenate([memory, x], axis=1), table)
         y = attention(x, context, biases or position_biases(self, config), mask, noise)
-        feed_forward = FeedForward(sizes, dtype, inner_dropout=True, name="feed_forward")
+        feed_forward = FeedForward(sizes, dtype, name="feed_forward")
         return feed_forward(y, noise), remember(memory, x)
 
 

@@ -5,6 +5,7 @@ predicted positions without their tokens, which it may not know. Hugging Face: X
 """
 
 import dataclasses
+from typing import ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -50,6 +51,8 @@ class XLNetConfig:
     init_std: float = 0.02  # of the random weights at the start
     memory: int = 384  # how many earlier tokens are remembered in training
 
+    inner_dropout: ClassVar[bool] = True
+
     def __post_init__(self):
         check_relative(self)
 
@@ -75,7 +78,7 @@ class XLNetLayer(nn.Module):
 
         biases = Biases(bias("content_bias"), bias("position_bias"), bias("type_bias"), bias("types", 2))
         attention = RelativeAttention(sizes, self.program, name="attention")
-        feed_forward = FeedForward(sizes, dtype, inner_dropout=True, name="feed_forward")
+        feed_forward = FeedForward(sizes, dtype, name="feed_forward")
         context = attention.context(jnp.concatenate([memory, content], axis=1), table)
 
         def advance(x: Array, standing: tuple[Mask, Types], noise: Noise) -> Array:

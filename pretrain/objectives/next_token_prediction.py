@@ -5,13 +5,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar
 
+import flax.linen as nn
 import jax.numpy as jnp
 
 from data_pipelines.examples.document_stream import counts_with_ends
 from data_pipelines.examples.next_tokens import InputTarget, PackedDocuments, StridedDocuments, delimiter_token
+from models.core.parameters import Params
 from models.core.ranges import NOT_NEGATIVE, check_ranges
 from pretrain.objectives.blocked_softmax import softmax_sums
-from pretrain.objectives.objective import Objective, Term, inputs_of
+from pretrain.objectives.objective import Batch, Moment, Objective, Term, inputs_of
 from pretrain.objectives.protocols import CausalDecoder
 
 DOCUMENTS, INPUT_TARGET = "documents", "input-target"
@@ -21,6 +23,27 @@ ALL, TARGET = "all", "target"
 def delimiter(objective: Objective, special: Mapping[str, int]) -> int | None:
     """The token behind the inputs of rows of input and target; None where an objective reads others."""
     return delimiter_token(special) if getattr(objective, "layout", None) == INPUT_TARGET else None
+
+
+def next_token_terms(
+    model: nn.Module,
+    params: Params,
+    batch: Batch,
+    predictions: Mapping[str, tuple[str, str]],
+    z_loss: float,
+    moment: Moment,
+) -> dict[str, Term]:
+    """The terms of a decoder's `targets`, each with weights of its own, and with a z_loss that of the first's.
+
+    predictions: as of `Objective`.
+    """
+    variables = {"params": params}
+    hidden = model.apply(variables, inputs_of(model, batch), moment.noise, method="decode")
+    factors = model.apply(variables, hidden, method="softmax")
+    weights = jnp.stack([batch[weights] for _, weights in predictions.values()])
+    nats, hits, squares = softmax_sums(*factors, batch["targets"], weights, z_loss)
+    terms = {term: Term(nats[index], hits[index]) for index, term in enumerate(predictions)}
+    return terms | ({"z": Term(squares[0])} if z_loss else {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,13 +93,7 @@ class NextTokenPrediction(Objective):
         return {"lm": 1.0} | {term: factor for term, factor in named.items() if factor}
 
     def loss(self, model, params, batch, carry, moment):
-        variables = {"params": params}
-        hidden = model.apply(variables, inputs_of(model, batch), moment.noise, method="decode")
-        factors = model.apply(variables, hidden, method="softmax")
-        weights = jnp.stack([batch[weights] for _, weights in self.predictions.values()])
-        nats, hits, squares = softmax_sums(*factors, batch["targets"], weights, self.z_loss)
-        terms = {term: Term(nats[index], hits[index]) for index, term in enumerate(self.predictions)}
-        return terms | ({"z": Term(squares[0])} if self.z_loss else {}), carry, {}
+        return next_token_terms(model, params, batch, self.predictions, self.z_loss, moment), carry, {}
 
     def token_counts(self, corpus):
         delimiters = [delimiter_token(corpus.special)] if (self.layout, self.predict) == (INPUT_TARGET, ALL) else []

@@ -100,6 +100,15 @@ class CausalDecoder(Writer, Protocol):
 
 
 @runtime_checkable
+class EncoderDecoder(CausalDecoder, Protocol):
+    """An encoder and a decoder, of which `decode` is of the decoder's tokens, and of what `begin` is given the encoder
+    reads all."""
+
+    def encode(self, inputs: Inputs, noise: Noise = None) -> Array:
+        """-> the encoder's hidden [rows, length, width]."""
+
+
+@runtime_checkable
 class Permutable(Remembering, Protocol):
     """A trunk with a memory that computes what is known of tokens without themselves, in any order."""
 

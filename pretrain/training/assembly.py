@@ -122,10 +122,10 @@ def check_sparse(recipe: Recipe, index: int, optimizer: Optimizer, table: Sequen
     for parameter in table:
         if not parameter.ids or is_frozen(parameter.path, frozen_in(recipe, index)):
             continue
-        if optimizer.name == "lamb":
+        if optimizer.name in ("lamb", "adafactor"):
             raise UserError(
-                f"optimizer.name=lamb takes the norm of {parameter.path} as a whole, of which a step reads some rows "
-                "alone: use adamw or adagrad, or freeze it"
+                f"optimizer.name={optimizer.name} takes the norm of {parameter.path} as a whole, of which a step reads "
+                "some rows alone: use adamw or adagrad, or freeze it"
             )
         phase = recipe.phases[index]
         has = {name for task in tasks_of(recipe, phase) for name in task.objective.spec(phase)}
@@ -169,7 +169,7 @@ def transformation_in(assembly: Assembly, index: int) -> optax.GradientTransform
     recipe = assembly.recipe
     frozen = frozen_in(recipe, index)
     trained = [parameter for parameter in assembly.table if not is_frozen(parameter.path, frozen)]
-    return transformation(optimizer_in(recipe, index), trained)
+    return transformation(optimizer_in(recipe, index), trained, recipe.model.vocab_size)
 
 
 def same_training(recipe: Recipe, one: int, other: int) -> bool:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import optax
 from jax import Array
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from data_pipelines.errors import UserError
 from models.core.parameters import Params, count
@@ -300,12 +300,19 @@ def _moments(assembly: Assembly, index: int, mesh: Mesh, params: Params) -> tupl
     shapes, everywhere = jax.eval_shape(make, params), replicated(mesh)
     where = optax.tree_utils.tree_map_params(
         transformation_in(assembly, index),
-        lambda _, sharding: sharding,
+        fitted,
         shapes,
         split(shardings(params), frozen_in(assembly.recipe, index))[0],
         transform_non_params=lambda _: everywhere,
     )
     return jax.jit(make, out_shardings=where), jax.tree.map(_placed, shapes, where)
+
+
+def fitted(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> NamedSharding:
+    """Of a moment as its parameter lies; one that has a mean along an axis is not cut there."""
+    spec = (*sharding.spec, *(None,) * (len(shape.shape) - len(sharding.spec)))
+    kept = (None if size == 1 else over for size, over in zip(shape.shape, spec, strict=True))
+    return NamedSharding(sharding.mesh, PartitionSpec(*kept))
 
 
 def _shape(placed: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -4,13 +4,13 @@
 """
 
 import dataclasses
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from data_pipelines.examples.permutations import Permuting
+from data_pipelines.examples.span_corruption import Corruption, sizes_of
 from models.attention.patterns.pattern import Pattern
 from models.blocks.memory import Memory
 from models.core.parameters import leaves, nest
@@ -21,6 +21,7 @@ from pretrain.objectives.next_token_prediction import NextTokenPrediction
 from pretrain.objectives.objective import Objective, Phase
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
+from pretrain.objectives.sequence_to_sequence import SequenceToSequence
 from pretrain.training.assembly import made_heads
 from tests.models.shapes import parameter_shapes
 
@@ -31,7 +32,7 @@ WIDE = {"width": 16, "depth": 2, "heads": 2, "feed_forward": 32}
 
 class Case(NamedTuple):
     """model: a config without dropout.   memory: positions before a row.   padded: whether rows are of any length.
-    phase: what a phase has besides its share, length and batch size.
+    phase: length -> what a phase has besides its share, length and batch size.
     globals: whether rows name global tokens: one or two that are predicted, since a last layer's others are not read.
     """
 
@@ -39,16 +40,20 @@ class Case(NamedTuple):
     objective: Objective
     memory: int = 0
     padded: bool = True
-    phase: Mapping = MappingProxyType({})
+    phase: Callable[[int], Mapping] = lambda length: {}
     globals: bool = False
 
     def of(self, length: int, rows: int) -> Phase:
         """A phase of such rows."""
-        return self.objective.phase(1.0, length, rows, **self.phase)
+        return self.objective.phase(1.0, length, rows, **self.phase(length))
 
 
 def _config(family: str, **changes):
     return dataclasses.replace(FAMILIES[family].sizes["tiny"], **SIZES, **changes)
+
+
+def _targets(length: int) -> dict[str, int]:
+    return {"target_length": sizes_of(length, Corruption()).target}
 
 
 def _electra():
@@ -62,19 +67,24 @@ MASKED = MaskedLanguageModel(next_sentence=False)
 FEW = Pattern("bigbird", block=2, random=1)
 NEAR = Pattern("longformer", block=2, windows=(8,))
 ORDER = MaskedLanguageModel(next_sentence=False, sentence_order=True)
+OF_T5 = WIDE | {"decoder_depth": 3, "head_dim": 6, "buckets": 8, "furthest": 10}
 CASES = {
     "albert": Case(_config("albert", positions=32, embedding=8, groups=2, **WIDE | {"depth": 4}), ORDER),
     "bert": Case(_config("bert", positions=32, **WIDE), MaskedLanguageModel()),
     "bigbird": Case(_config("bigbird", positions=32, pattern=FEW, **WIDE), MaskedLanguageModel()),
     "bigbird-etc": Case(
-        _config("bigbird-etc", block=2, distance=3, **WIDE), MaskedWithGlobals(), phase={"globals": GLOBALS}
+        _config("bigbird-etc", block=2, distance=3, **WIDE),
+        MaskedWithGlobals(),
+        phase=lambda length: {"globals": GLOBALS},
     ),
     "ctrl": Case(_config("ctrl", positions=32, **WIDE), NextTokenPrediction()),
     "electra": Case(_electra(), ReplacedTokenDetection()),
     "gpt": Case(_config("gpt", positions=32, **WIDE | {"feed_forward": 64}), NextTokenPrediction()),
     "gpt2": Case(_config("gpt2", positions=32, **WIDE), NextTokenPrediction()),
     "longformer": Case(_config("longformer", positions=32, pattern=NEAR, **WIDE), MASKED, globals=True),
+    "mt5": Case(_config("mt5", **OF_T5), SequenceToSequence(), phase=_targets),
     "roberta": Case(_config("roberta", positions=32, **WIDE), MASKED),
+    "t5": Case(_config("t5", **OF_T5), SequenceToSequence(), phase=_targets),
     "transformer-xl": Case(_config("transformer-xl", memory=8, **WIDE), CausalLanguageModel(), 8, padded=False),
     "xlnet": Case(_config("xlnet", memory=8, **WIDE), PermutationLanguageModel(PERMUTING), 8),
 }
@@ -111,6 +121,7 @@ def batch(case: Case) -> dict[str, np.ndarray]:
         chosen = positions[row, :number]
         thresholds[row, chosen] = ranks[row, chosen]
     tokens = rng.integers(5, vocab, (ROWS, LENGTH)).astype(np.int32)
+    predicted = case.phase(LENGTH).get("target_length", LENGTH)
     pair = np.array([-1, 0, 1, 1], np.int32)
     return {
         "tokens": tokens, "types": np.where(column >= LENGTH // 2, real, 0).astype(np.int32), "segments": real,
@@ -120,7 +131,8 @@ def batch(case: Case) -> dict[str, np.ndarray]:
         "next_sentence": pair, "sentence_order": pair,
         "global_of": np.where(real > 0, column // 5, -1).astype(np.int32),
         "global_segments": (np.arange(GLOBALS) < 1 + (real.sum(1)[:, None] - 1) // 5).astype(np.int32),
-        "targets": np.roll(tokens, -1, 1), "weights": real.astype(np.float32),
+        "targets": np.roll(tokens, -1, 1)[:, :predicted], "weights": real[:, :predicted].astype(np.float32),
+        "decoder_tokens": tokens[::-1, :predicted], "decoder_segments": real[:, :predicted],
         **({"globals": np.where(weights, positions, -1)[:, :2]} if case.globals else {}),
     }  # fmt: skip
 

@@ -108,7 +108,8 @@ def bigbird_etc(case: Case) -> tuple[float, dict]:
 def next_token(case: Case) -> tuple[float, dict]:
     batch, model = cases.batch(case), with_parameters(case, "model")
     tensor = lambda name: torch.from_numpy(np.array(batch[name]))
-    logits = model(tensor("tokens").long(), attention_mask=tensor("segments")).logits
+    of_decoder = {"decoder_input_ids": tensor("decoder_tokens").long()} if model.config.is_encoder_decoder else {}
+    logits = model(tensor("tokens").long(), attention_mask=tensor("segments"), **of_decoder).logits
     losses = torch.nn.functional.cross_entropy(logits.mT, tensor("targets").long(), reduction="none")
     loss = (losses * tensor("weights")).sum() / tensor("weights").sum()
     loss.backward()
@@ -125,7 +126,9 @@ REFERENCES = {
     "gpt": next_token,
     "gpt2": next_token,
     "longformer": masked(None),
+    "mt5": next_token,
     "roberta": masked(None),
+    "t5": next_token,
     "transformer-xl": transformer_xl,
     "xlnet": xlnet,
 }

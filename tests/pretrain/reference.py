@@ -29,6 +29,8 @@ def torch_model(config, part, seed=0, heads=None):
     fields = config_fields(config, part, params, {"pad_token_id": padding(config)})
     cls = getattr(transformers, architecture(config, part, params))
     model = cls(cls.config_class(**fields, attn_implementation="eager"))
+    if not getattr(config, "tied", True):  # transformers 5 ties them whatever the config says
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:

@@ -1,0 +1,199 @@
+"""Text with spans replaced by sentinels, and what stood there as the target (Raffel et al. 2020, arXiv:1910.10683,
+section 3.1.4, and the published `random_spans_noise_mask`), planned so that inputs and targets are full.
+
+    text    Thank you for inviting me to your party last week
+    input   Thank you <0> me to your party <1> week </s>
+    target  <0> for inviting <1> last </s>
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from data_pipelines import noise
+from data_pipelines.errors import UserError
+from data_pipelines.examples.document_stream import DocumentStream, end_token
+from data_pipelines.examples.layout import Chosen, Feature, Piece, RowLayout
+
+NOISE, TEXT = range(2)  # streams of draws: lengths of spans, and between them
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """Which tokens are replaced. Raises UserError for values out of range."""
+
+    density: float = 0.15  # share of the tokens
+    span: float = 3.0  # mean tokens of a span
+
+    def __post_init__(self):
+        if not 0 < self.density < 1:
+            raise UserError(f"objective.corruption.density={self.density}: must be above 0 and below 1 (T5: 0.15)")
+        if not 1 <= self.span < 2**31:
+            raise UserError(f"objective.corruption.span={self.span}: must be at least 1 and below 2**31 (T5: 3)")
+
+
+class Sizes(NamedTuple):
+    """Of each row: tokens that are replaced and tokens that stay, and the spans of each, which take turns."""
+
+    noise: int
+    text: int
+    spans: int
+
+    @property
+    def input(self) -> int:
+        """Tokens of the input: what stays, a sentinel for each span, and the end."""
+        return self.text + self.spans + 1
+
+    @property
+    def target(self) -> int:
+        """Tokens of the target: a sentinel before each span, what stood there, and the end."""
+        return self.noise + self.spans + 1
+
+
+@functools.cache
+def sizes_of(length: int, corruption: Corruption) -> Sizes:
+    """Those of the longest text of which the input has `length` tokens. UserError where no text has such an input."""
+
+    def of(tokens: int) -> Sizes:
+        hidden = min(max(round(tokens * corruption.density), 1), tokens - 1)
+        spans = min(max(round(hidden / corruption.span), 1), tokens - hidden)
+        return Sizes(hidden, tokens - hidden, spans)
+
+    tokens = 2
+    while of(tokens + 1).input <= length:
+        tokens += 1
+    found = of(tokens)
+    if found.input != length:
+        raise UserError(
+            f"length={length}: no text fills an input of so many tokens at objective.corruption.density="
+            f"{corruption.density}, span={corruption.span}; use {found.input}"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class SpanCorruption(RowLayout):
+    """Rows of a part's documents one after the other, each with its end token, cut every so many tokens; the last one
+    ends with them and begins as much earlier.
+
+    A batch holds, of the encoder, tokens and segments (1) [length]; of the decoder, decoder_tokens (the targets after
+    the token that pads), decoder_segments (1), targets and weights (1) [target_length].
+
+    Raises UserError where target_length is not that which follows.
+    """
+
+    least = 4
+
+    target_length: int
+    corruption: Corruption = Corruption()
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.sizes.target != self.target_length:
+            raise UserError(
+                f"target_length={self.target_length}: at length={self.length}, objective.corruption.density="
+                f"{self.corruption.density}, span={self.corruption.span} give {self.sizes.target}"
+            )
+
+    @property
+    def sizes(self) -> Sizes:
+        """Of each row."""
+        return sizes_of(self.length, self.corruption)
+
+    @property
+    def tokens(self) -> int:
+        return self.length + self.target_length
+
+    @property
+    def spec(self) -> dict[str, Feature]:
+        return input_and_target(self.length, self.target_length)
+
+    def check(self, corpus):
+        end_token(corpus)
+        corpus.require("pad")
+        if len(sentinels(corpus.special)) < self.sizes.spans:
+            raise UserError(
+                f"corpus {corpus.path} has {len(sentinels(corpus.special))} sentinels, rows of length {self.length} "
+                f"need {self.sizes.spans}; prepare it with --specials t5, or with --sentinels 100"
+            )
+
+    def plan(self, part, split: str, seed: int) -> "Plan":
+        documents = len(part.documents(split)) - 1
+        whole = Piece(part, 0, int(part.sentences(split)[-1]) + documents)
+        stream, size = DocumentStream([whole], split, seed, 0), self.sizes.noise + self.sizes.text
+        return Plan(stream, -(-stream.total // size) if stream.total >= size else 0)
+
+    def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
+        (text,) = chosen.gather(self._read)
+        special = chosen.plans[0].stream.special
+        hidden, begins = self._spans(keys)
+        marks = np.array(sentinels(special)[: self.sizes.spans], np.int32)
+        end = np.full((len(text), 1), chosen.plans[0].stream.end, np.int32)
+
+        def kept(stays, replaced):  # what stays, and a sentinel in place of each span of the rest
+            with_marks = text.copy()
+            with_marks[replaced] = np.tile(marks, len(text))
+            return np.concatenate([with_marks[stays | replaced].reshape(len(text), -1), end], axis=1)
+
+        return as_batch(kept(~hidden, begins & hidden), kept(hidden, begins & ~hidden), special["pad"])
+
+    def _spans(self, keys):
+        """Which tokens are hidden, and which begin a span of either kind: bool [n, tokens]."""
+        sizes = self.sizes
+        lengths = np.empty((len(keys), 2 * sizes.spans), np.int64)
+        lengths[:, ::2] = _parts(noise.bits(keys, noise.counters(TEXT, sizes.text - 1)), sizes.spans)
+        lengths[:, 1::2] = _parts(noise.bits(keys, noise.counters(NOISE, sizes.noise - 1)), sizes.spans)
+        starts = np.cumsum(lengths, axis=1) - lengths
+        begins = np.zeros((len(keys), sizes.noise + sizes.text), bool)
+        np.put_along_axis(begins, starts, True, axis=1)
+        return np.cumsum(begins, axis=1) % 2 == 0, begins
+
+    def _read(self, plan: "Plan", _, example: np.ndarray) -> tuple[np.ndarray]:
+        """int32 [n, tokens]."""
+        size = self.sizes.noise + self.sizes.text
+        start = np.minimum(example * size, plan.stream.total - size)
+        tokens, _ = plan.stream.read(start, np.full(len(start), size))
+        return (tokens.reshape(len(start), size),)
+
+
+class Plan(NamedTuple):
+    """The documents of a part one after the other, in an order of the seed; rows are cut from them."""
+
+    stream: DocumentStream
+    number: int  # examples per epoch
+
+
+def _parts(bits: np.ndarray, parts: int) -> np.ndarray:
+    """Lengths of so many parts, at least 1 each, of n + 1 tokens, every way alike: int64 [rows, parts].   bits: uint32
+    [rows, n], of each place between two tokens; those with the smallest ones are cut."""
+    number = bits.shape[1] + 1
+    cuts = np.sort(np.argsort(bits, axis=1, kind="stable")[:, : parts - 1], axis=1) + 1
+    ends = np.pad(cuts, ((0, 0), (1, 1)), constant_values=((0, 0), (0, number)))
+    return np.diff(ends, axis=1)
+
+
+def sentinels(special) -> list[int]:
+    """The tokens of sentinels 0, 1, ..., of the special tokens by role."""
+    found = []
+    while f"sentinel_{len(found)}" in special:
+        found.append(special[f"sentinel_{len(found)}"])
+    return found
+
+
+def input_and_target(length: int, target_length: int) -> dict[str, Feature]:
+    """The arrays of rows that an encoder reads and a decoder predicts."""
+    encoder, decoder = Feature((length,)), Feature((target_length,))
+    arrays = dict.fromkeys(("tokens", "segments"), encoder)
+    arrays |= dict.fromkeys(("decoder_tokens", "decoder_segments", "targets"), decoder)
+    return arrays | {"weights": decoder._replace(dtype=np.float32)}
+
+
+def as_batch(tokens: np.ndarray, targets: np.ndarray, start: int) -> dict[str, np.ndarray]:
+    """Full inputs and targets, int32 [n, length] and [n, target_length].   start: the token before each target's
+    first."""
+    shifted = np.insert(targets[:, :-1], 0, start, axis=1)
+    arrays = {"tokens": tokens, "segments": np.ones_like(tokens), "decoder_tokens": shifted}
+    arrays |= {"decoder_segments": np.ones_like(targets), "targets": targets}
+    return arrays | {"weights": np.ones(targets.shape, np.float32)}

@@ -1,0 +1,240 @@
+"""T5 (Raffel et al. 2020, arXiv:1910.10683): an encoder and a decoder whose scores know distances alone, with RMS norms
+before the blocks and no biases; T5 1.1 (Shazeer 2020, arXiv:2002.05202), ByT5 (Xue et al. 2022, arXiv:2105.13626) and
+mT5 (Xue et al. 2021, arXiv:2010.11934) with gated blocks and a softmax with weights of its own.
+
+Hugging Face: T5ForConditionalGeneration, MT5ForConditionalGeneration. Two texts of one row there see each other.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+from jax import Array
+
+from models.attention.distances import Buckets
+from models.attention.encoder_decoder import INPUTS, EncoderDecoder, Side, attentions, seen
+from models.blocks.checks import SIZES, check_activation
+from models.blocks.embeddings import padding_bias, token_rows, token_table
+from models.blocks.layer import layer_sizes
+from models.core.family import Converter, Family, HuggingFace
+from models.core.parameters import LAYERS, Parameter, Slot
+from models.core.ranges import COUNT, POSITIVE, RATE, check_ranges
+from models.core.sharding import constrain
+
+
+@dataclasses.dataclass(frozen=True)
+class T5Config:
+    """Sizes and rates; those of T5-base."""
+
+    vocab_size: int = 32128  # without padding rows
+    width: int = 768  # hidden size
+    depth: int = 12  # layers of the encoder
+    decoder_depth: int = 12  # of the decoder
+    heads: int = 12  # of attention, in each layer
+    head_dim: int = 64  # width of each
+    feed_forward: int = 3072  # width inside the feed-forward block
+    activation: str = "relu"  # inside the feed-forward block
+    gated: bool = False  # whether it is multiplied with another product there
+    tied: bool = True  # whether the softmax has the embeddings' weights
+    buckets: int = 32  # of distances, each with a bias
+    furthest: int = 128  # the distance from which on all share one
+    dropout: float = 0.1  # of embeddings, block outputs, inside the feed-forward block, and of what stacks give
+    attention_dropout: float = 0.1  # of attention probabilities
+    norm_epsilon: float = 1e-6  # added to the mean square in norms
+
+    scale: ClassVar[float] = 1.0
+    biases: ClassVar[bool] = False
+    norm: ClassVar[str] = "rms"
+    inner_dropout: ClassVar[bool] = True
+    init_std: ClassVar[None] = None
+
+    def __post_init__(self):
+        sizes = dict.fromkeys(("vocab_size", "decoder_depth", "head_dim", "furthest", *SIZES), COUNT)
+        check_ranges(self, sizes | dict.fromkeys(("dropout", "attention_dropout"), RATE), "model.")
+        check_ranges(self, {"norm_epsilon": POSITIVE}, "model.")
+        check_activation(self)
+        if self.buckets < 4 or self.buckets % 4 or self.furthest <= self.buckets // 2:
+            raise ValueError(
+                f"model.buckets={self.buckets}, furthest={self.furthest}: buckets must be a multiple of 4, and the "
+                "furthest distance above half of them"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class MT5Config(T5Config):
+    """Sizes and rates; those of mT5-base."""
+
+    vocab_size: int = 250112
+    feed_forward: int = 2048
+    activation: str = "gelu_new"
+    gated: bool = True
+    tied: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.tied:
+            raise ValueError("model.tied=True: mT5's softmax has weights of its own; use False, or a T5 recipe")
+
+
+class T5(EncoderDecoder):
+    """Both stacks, the embeddings that they share, and the softmax."""
+
+    def setup(self):
+        c = self.config
+        self.tokens = token_table(self, c.vocab_size, c.width, 1.0)
+        self.lm_head = None if c.tied else token_table(self, c.vocab_size, c.width, 1.0, "lm_head")
+        side = lambda depth, ahead: Side(
+            layer_sizes(c), depth, self.program, buckets=Buckets(c.buckets, c.furthest, ahead)
+        )
+        self.encoder, self.decoder = side(c.depth, True), side(c.decoder_depth, False)
+
+    def embed(self, tokens: Array) -> Array:
+        """As of `EncoderDecoder`."""
+        return token_rows(constrain(self.tokens, "vocab", None), tokens)
+
+    def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
+        """As of `Decoder`; with the embeddings' weights, which are large, of hidden / sqrt(width)."""
+        bias = padding_bias(self.config.vocab_size)
+        if self.config.tied:
+            return hidden * self.config.width**-0.5, self.tokens, bias
+        return hidden, self.lm_head, bias
+
+
+def parameters(config: T5Config) -> list[Parameter]:
+    """T5's parameter table."""
+
+    def matrix(path: str, axes: tuple, name: str, layout: str = "") -> Parameter:
+        return Parameter(path, axes, {"model": Slot(f"{name}.weight", layout)})
+
+    def block(side: str, path: str, number: int, name: str, products: dict[str, tuple[str, str, str]]):
+        at = f"{side}.block.{{layer}}.layer.{number}"
+        of = [matrix(f"{side}/layers/{path}/norm/scale", (LAYERS, "width"), f"{at}.layer_norm")]
+        for product, (hf, *axes) in products.items():
+            of.append(matrix(f"{side}/layers/{path}/{product}/kernel", (LAYERS, *axes), f"{at}.{name}.{hf}", "T"))
+        return of
+
+    attention = {name: (name[0], "width", "heads") for name in ("query", "key", "value")}
+    attention |= {"output": ("o", "heads", "width")}
+    inner = {"up": "wi_0", "gate": "wi_1"} if config.gated else {"up": "wi"}
+    feed_forward = {name: (hf, "width", "feed_forward") for name, hf in inner.items()}
+    feed_forward |= {"down": ("wo", "feed_forward", "width")}
+    rows = [matrix("tokens", ("vocab", "embedding"), "shared")]
+    rows += [matrix("lm_head", ("vocab", "embedding"), "lm_head")] * (not config.tied)
+    for side in ("encoder", "decoder"):
+        bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
+        rows += [matrix(f"{side}/distances", (None, "heads"), bias)]
+        rows += block(side, "attention", 0, "SelfAttention", attention)
+        if side == "decoder":
+            rows += block(side, "cross_attention", 1, "EncDecAttention", attention)
+        rows += block(side, "feed_forward", 1 + (side == "decoder"), "DenseReluDense", feed_forward)
+        rows += [matrix(f"{side}/norm/scale", ("width",), f"{side}.final_layer_norm")]
+    return rows
+
+
+def _block(config: T5Config) -> str:
+    """As config.json has it; 'gated-gelu' means what is gelu_new everywhere else."""
+    return f"gated-{config.activation.removesuffix('_new')}" if config.gated else config.activation
+
+
+def _activation(fields) -> str:
+    named = fields.get("feed_forward_proj", "relu")
+    return "gelu_new" if named == "gated-gelu" else named.rpartition("-")[2]
+
+
+FIELDS = {
+    "vocab_size": "vocab_size",
+    "d_model": "width",
+    "num_layers": "depth",
+    "num_decoder_layers": Converter(
+        "decoder_depth",
+        lambda c: c.decoder_depth,
+        lambda fields: fields.get("num_decoder_layers") or fields["num_layers"],
+    ),
+    "num_heads": "heads",
+    "d_kv": "head_dim",
+    "d_ff": "feed_forward",
+    "feed_forward_proj": Converter("activation", _block, _activation),
+    "is_gated_act": Converter(
+        "gated", lambda c: c.gated, lambda fields: fields.get("feed_forward_proj", "relu").startswith("gated-")
+    ),
+    "tie_word_embeddings": Converter("tied", lambda c: c.tied, lambda fields: fields.get("tie_word_embeddings", True)),
+    "relative_attention_num_buckets": "buckets",
+    "relative_attention_max_distance": Converter(
+        "furthest", lambda c: c.furthest, lambda fields: fields.get("relative_attention_max_distance", 128)
+    ),
+    "layer_norm_epsilon": "norm_epsilon",
+}
+
+
+def _family(config: type, model_type: str, name: str, sizes: dict[str, T5Config]) -> Family:
+    return Family(
+        config=config,
+        sizes=sizes,
+        inputs=INPUTS,
+        trunk=T5,
+        table=parameters,
+        hf={
+            "model": HuggingFace(
+                folder="",
+                architectures={f"{name}ForConditionalGeneration": ()},
+                constants={"model_type": model_type, "is_encoder_decoder": True},
+                fields=FIELDS,
+                settings={
+                    "dropout_rate": "dropout",
+                    "attention_dropout": Converter(
+                        "attention_dropout", lambda c: c.attention_dropout, lambda fields: fields["dropout_rate"]
+                    ),
+                },
+                tied=dict.fromkeys(("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"),
+                trunk="",
+                pair=None,
+                prepare="--tokenizer sentencepiece-unigram --specials t5",
+            )
+        },
+        seen=seen,
+        attention="self",
+        attentions=attentions,
+    )
+
+
+def _size(kind: type, depth: int, width: int, heads: int, feed_forward: int, **changes) -> T5Config:
+    changes = {"decoder_depth": depth} | changes
+    return kind(width=width, depth=depth, heads=heads, feed_forward=feed_forward, **changes)
+
+
+_GATED = {"activation": "gelu_new", "gated": True, "tied": False, "dropout": 0.0, "attention_dropout": 0.0}
+_OF_1_1 = {
+    "small": (8, 512, 6, 1024),
+    "base": (12, 768, 12, 2048),
+    "large": (24, 1024, 16, 2816),
+    "xl": (24, 2048, 32, 5120),
+    "xxl": (24, 4096, 64, 10240),
+}
+
+
+def _byt5(depth: int, *sizes: int) -> T5Config:
+    return _size(T5Config, depth, *sizes, decoder_depth=depth // 3, vocab_size=384, **_GATED)
+
+
+FAMILY = _family(
+    T5Config,
+    "t5",
+    "T5",
+    {
+        # Train within minutes on a CPU: no published ones.
+        "tiny": _size(T5Config, 2, 128, 2, 512),
+        # Raffel et al. 2020, section 3.7 and the published checkpoints
+        "small": _size(T5Config, 6, 512, 8, 2048),
+        "base": _size(T5Config, 12, 768, 12, 3072),
+        "large": _size(T5Config, 24, 1024, 16, 4096),
+        "3b": _size(T5Config, 24, 1024, 32, 16384, head_dim=128),
+        "11b": _size(T5Config, 24, 1024, 128, 65536, head_dim=128),
+        **{f"1.1-{size}": _size(T5Config, *sizes, **_GATED) for size, sizes in _OF_1_1.items()},
+        "byt5-small": _byt5(12, 1472, 6, 3584),
+        "byt5-base": _byt5(18, 1536, 12, 3968),
+        "byt5-large": _byt5(36, 1536, 16, 3840),
+        "byt5-xl": _byt5(36, 2560, 32, 6720),
+        "byt5-xxl": _byt5(36, 4672, 64, 12352),
+    },
+)
+_OF_MT5 = {"tiny": (2, 128, 2, 512)} | _OF_1_1  # the first trains within minutes on a CPU
+MT5 = _family(MT5Config, "mt5", "MT5", {size: _size(MT5Config, *sizes) for size, sizes in _OF_MT5.items()})

@@ -1,0 +1,58 @@
+"""A decoder predicts the tokens of a target, from those before it and an input that an encoder reads (Raffel et al.
+2020, sections 3.1 and 3.3)."""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar
+
+from data_pipelines.examples.span_corruption import Corruption, SpanCorruption
+from models.core.ranges import COUNT, NOT_NEGATIVE, check_ranges
+from pretrain.objectives.next_token_prediction import next_token_terms
+from pretrain.objectives.objective import Objective, Phase
+from pretrain.objectives.protocols import EncoderDecoder
+
+SPANS = "span-corruption"
+
+
+@dataclasses.dataclass(frozen=True)
+class PhaseWithTargets(Phase):
+    """T5's has inputs of 512 tokens and targets of 114."""
+
+    target_length: int = 114  # tokens per row of the decoder
+
+    def __post_init__(self):
+        check_ranges(self, {"target_length": COUNT}, "")
+
+    def __str__(self) -> str:
+        return f"{self.batch_size} rows of {self.length} and {self.target_length} tokens"
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceToSequence(Objective):
+    """What the targets are says the layout."""
+
+    asks = (EncoderDecoder,)
+    phase = PhaseWithTargets
+    predictions: ClassVar[Mapping[str, tuple[str, str]]] = MappingProxyType({"lm": ("targets", "weights")})
+
+    layout: str = SPANS  # of rows: 'span-corruption', what stood where the input has sentinels
+    corruption: Corruption = Corruption()
+    z_loss: float = 0.0  # factor of the mean square of the softmax's log-normaliser (T5X: 1e-4)
+
+    def __post_init__(self):
+        check_ranges(self, {"z_loss": NOT_NEGATIVE}, "objective.")
+        if self.layout != SPANS:
+            raise ValueError(f"objective.layout={self.layout!r}: use {SPANS}")
+
+    def rows(self, phase):
+        return SpanCorruption(phase.length, phase.target_length, self.corruption)
+
+    def weights(self, batch):
+        return super().weights(batch) | ({"z": batch["weights"].sum()} if self.z_loss else {})
+
+    def coefficients(self, step):
+        return {"lm": 1.0} | ({"z": self.z_loss} if self.z_loss else {})
+
+    def loss(self, model, params, batch, carry, moment):
+        return next_token_terms(model, params, batch, self.predictions, self.z_loss, moment), carry, {}
