@@ -41,11 +41,13 @@ def _by_distance(table: Array, first: int, last: int, buckets: Buckets) -> Array
     return jnp.einsum("db,bh->hd", chosen, table, precision="highest")
 
 
-def row_bias(table: Array, queries: int, keys: int, buckets: Buckets) -> Array:
-    """What is added to scores of queries and keys from the beginning of rows: f32[1, heads, queries, keys]."""
+def row_bias(table: Array, queries: int, keys: int, buckets: Buckets, axis: str | None) -> Array:
+    """What is added to scores of queries and keys from the beginning of rows: f32[1, heads, queries, keys].
+
+    axis: of the queries, for the mesh."""
     biases = _by_distance(table, 1 - queries, keys, buckets)
     spread = jnp.broadcast_to(biases[:, None], (biases.shape[0], queries, biases.shape[1]))
-    return constrain(shift(spread, keys)[None], None, "heads", "length", None)
+    return constrain(shift(spread, keys)[None], None, "heads", axis, None)
 
 
 def next_bias(table: Array, queries: int, places: int, filled: Array, buckets: Buckets) -> Array:

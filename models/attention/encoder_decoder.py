@@ -3,6 +3,7 @@
 Rows may hold several texts: tokens of the decoder see those of the encoder that have their segment.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -46,7 +47,7 @@ class DecoderLayer(TransformerLayer):
         mask, context, of_context = shared
         x = self.attention(x, mask, noise)
         x = self.cross_attention(x, of_context, site(noise, 5), context=context)
-        return self.feed_forward(x, noise), None
+        return self.feed_forward(x, noise, mask.axis), None
 
 
 class ContextLayer(DecoderLayer):
@@ -86,12 +87,15 @@ class Side(nn.Module):
             init = nn.initializers.normal(sizes.init_std or sizes.width**-0.5)
             self.distances = parameter(self, "distances", init, (self.buckets.number, sizes.heads))
 
-    def bias(self, length: int) -> Array | None:
-        """As of `Mask`, of whole rows of a length."""
-        return row_bias(self.distances, length, length, self.buckets) if self.buckets else None
+    def mask(self, segments: Array, **how: bool) -> Mask:
+        """Of whole rows with segments i32[rows, n].   how: as of `Mask`."""
+        mask, length = Mask(segments, **how), segments.shape[1]
+        if not self.buckets:
+            return mask
+        return dataclasses.replace(mask, bias=row_bias(self.distances, length, length, self.buckets, mask.axis))
 
     def cached_bias(self, queries: int, places: int, filled: Array) -> Array | None:
-        """The same of tokens that follow those of a cache."""
+        """What is added to the scores of tokens that follow those of a cache."""
         return next_bias(self.distances, queries, places, filled, self.buckets) if self.buckets else None
 
     @nn.compact
@@ -135,21 +139,21 @@ class EncoderDecoder(nn.Module):
 
     def encode(self, inputs: Inputs, noise: Noise = None) -> Array:
         """The encoder; noise u32[rows, 2] switches dropout on -> [rows, length, width]."""
-        mask = Mask(inputs["segments"], bias=self.encoder.bias(inputs["segments"].shape[1]))
-        return self._side(self.encoder, inputs["tokens"], mask, noise)
+        mask = self.encoder.mask(inputs["segments"])
+        return self._side(self.encoder, inputs["tokens"], mask, mask.axis, noise)
 
     def decode(self, inputs: Inputs, noise: Noise = None) -> Array:
         """Both, the same -> [rows, target_length, width]: what the decoder knows at each of its tokens."""
         encoded, segments = self.encode(inputs, noise), inputs["decoder_segments"]
-        mask = Mask(segments, causal=True, bias=self.decoder.bias(segments.shape[1]))
-        shared = mask, encoded, Mask(inputs["segments"], queries=segments)
-        return self._side(self.decoder, inputs["decoder_tokens"], shared, site(noise, 3), DecoderLayer)
+        mask = self.decoder.mask(segments, causal=True, whole=True)
+        shared = mask, encoded, Mask(inputs["segments"], queries=segments, whole=True)
+        return self._side(self.decoder, inputs["decoder_tokens"], shared, mask.axis, site(noise, 3), DecoderLayer)
 
-    def _side(self, side: Side, tokens: Array, shared: Any, noise: Noise, kind: type = TransformerLayer) -> Array:
+    def _side(self, side: Side, tokens: Array, shared: Any, axis: str | None, noise: Noise, kind: type | None = None):
         rate = self.config.dropout
         x = dropout(self.embed(tokens), rate, site(noise, 0)).astype(self.program.compute)
-        x, _ = side(constrain(x, "batch", "length", None), shared, site(noise, 1), kind)
-        return constrain(dropout(x, rate, site(noise, 2)), "batch", "length", None)
+        x, _ = side(constrain(x, "batch", axis, None), shared, site(noise, 1), kind or TransformerLayer)
+        return constrain(dropout(x, rate, site(noise, 2)), "batch", axis, None)
 
     def begin(self, inputs: Inputs, room: int) -> tuple[Array, Written]:
         """Of texts that the encoder reads: (hidden of the token that begins what is written after them [rows, 1,

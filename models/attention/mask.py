@@ -35,6 +35,7 @@ class Mask:
     itself: whether queries see themselves whatever their rank.
     globals_apart: whether something else gives what global tokens see, so that attention may give any numbers there.
     causal: whether a query sees no key after itself; static, so that a kernel skips what nobody sees.
+    whole: whether queries are never cut over a mesh, as those of a short target are not.
 
     Of queries that see nothing attention is zeros.
     """
@@ -50,6 +51,7 @@ class Mask:
     itself: bool = dataclasses.field(default=False, metadata={"static": True})
     globals_apart: bool = dataclasses.field(default=False, metadata={"static": True})
     causal: bool = dataclasses.field(default=False, metadata={"static": True})
+    whole: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @property
     def query_segments(self) -> Array:
@@ -64,7 +66,7 @@ class Mask:
     @property
     def axis(self) -> str | None:
         """The name of the queries' axis for the mesh, None where they are not the whole length."""
-        return "length" if self.after is None else None
+        return "length" if self.after is None and not self.whole else None
 
 
 def chosen(mask: Mask, slots: Array) -> Mask:

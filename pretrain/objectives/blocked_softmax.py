@@ -30,28 +30,36 @@ class Sums(NamedTuple):
     squares: Array
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def softmax_sums(hidden: Array, table: Array, bias: Array, targets: Array, weights: Array, z_loss: float = 0.0) -> Sums:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def softmax_sums(
+    hidden: Array,
+    table: Array,
+    bias: Array,
+    targets: Array,
+    weights: Array,
+    z_loss: float = 0.0,
+    axis: str | None = "length",
+) -> Sums:
     """Sums over the tokens of a batch, whose logits are hidden @ table.T + bias.
 
     hidden [rows, length, width], table f32[vocab, width], bias f32[vocab] (-inf in padding), targets i32[rows, length],
-    weights f32[sets, rows, length].
+    weights f32[sets, rows, length].   axis: of length, for the mesh.
     """
-    cuts = _cuts(targets.shape, table.shape)
+    cuts = _cuts(targets.shape, table.shape, axis)
     table = constrain(table.astype(hidden.dtype), "vocab", None)
-    of = lambda block: _figures(_logits(block[0], table, bias), block[1])[0]
+    of = lambda block: _figures(_logits(block[0], table, bias, axis), block[1])[0]
     figures = jax.lax.map(of, (_cut(hidden, cuts), _cut(targets, cuts)))
     return _sums(figures, weights, cuts)
 
 
-def _forward(hidden, table, bias, targets, weights, z_loss):
-    cuts, sets = _cuts(targets.shape, table.shape), weights.shape[0]
+def _forward(hidden, table, bias, targets, weights, z_loss, axis):
+    cuts, sets = _cuts(targets.shape, table.shape, axis), weights.shape[0]
     table = constrain(table.astype(hidden.dtype), "vocab", None)
 
     def block(gradients, inputs):
         of_table, of_bias = gradients
         x, targets, weights = inputs
-        logits = _logits(x, table, bias)
+        logits = _logits(x, table, bias, axis)
         figures, (best, total) = _figures(logits, targets)
         factor = (1.0 + 2.0 * z_loss * (best + jnp.log(total))) / total
         is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
@@ -59,7 +67,7 @@ def _forward(hidden, table, bias, targets, weights, z_loss):
         of_bias += jnp.einsum("dsnk,dsnv->dskv", weights, gradient)
         gradient = gradient.astype(x.dtype)
         weighted = (weights.astype(x.dtype)[..., None] * x[..., None, :]).reshape(*x.shape[:-1], -1)
-        of_table = constrain(of_table + _table_gradient(gradient, weighted), "batch", "length", "vocab", None)
+        of_table = constrain(of_table + _table_gradient(gradient, weighted), "batch", axis, "vocab", None)
         return (of_table, of_bias), (figures, jnp.einsum("dsnv,vw->dsnw", gradient, table))
 
     devices = (cuts.batch, cuts.length)
@@ -71,7 +79,7 @@ def _forward(hidden, table, bias, targets, weights, z_loss):
     return _sums(figures, weights, cuts), (of_hidden, of_table, of_bias.sum((0, 1)), weights)
 
 
-def _backward(z_loss, residuals, cotangents):
+def _backward(z_loss, axis, residuals, cotangents):
     of_hidden, of_table, of_bias, weights = residuals
     g = cotangents.nats
     scaled = of_hidden * jnp.tensordot(g, weights, 1)[..., None]
@@ -86,12 +94,12 @@ def _sums(figures: Array, weights: Array, cuts: "_Cuts") -> Sums:
     return Sums(*jnp.einsum("krl,rlf->fk", weights, whole, precision="highest"))
 
 
-def _logits(x: Array, table: Array, bias: Array) -> Array:
+def _logits(x: Array, table: Array, bias: Array, axis: str | None) -> Array:
     """x [devices, devices, n, width] -> f32[devices, devices, n, vocab]."""
     if current_rules() is None:
         return table_scores(x[0, 0], table, bias)[None, None]
     logits = jnp.einsum("dsnw,vw->dsnv", x, table, preferred_element_type=jnp.float32)
-    return constrain(logits + bias, "batch", "length", None, "vocab")
+    return constrain(logits + bias, "batch", axis, None, "vocab")
 
 
 def _figures(logits: Array, targets: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -114,23 +122,24 @@ def _table_gradient(gradient: Array, x: Array) -> Array:
 
 
 class _Cuts(NamedTuple):
-    """Devices that share rows and positions out, and the blocks that each of them makes of its own: their number, and
-    positions of each."""
+    """Devices that share rows and positions out, by the axis of these, and the blocks that each of them makes of its
+    own: their number, and positions of each."""
 
+    axis: str | None
     batch: int
     length: int
     blocks: int
     size: int
 
 
-def _cuts(tokens: tuple[int, int], table: tuple[int, int]) -> _Cuts:
+def _cuts(tokens: tuple[int, int], table: tuple[int, int], axis: str | None) -> _Cuts:
     """For the shapes of targets and table."""
-    batch, length = parts_of(("batch", "length"), tokens)
+    batch, length = parts_of(("batch", axis), tokens)
     vocab = table[0] // parts_of(("vocab", None), table)[0]
     rows, positions = tokens[0] // batch, tokens[1] // length
     blocks = min(-(-rows * positions * vocab // LOGITS), positions)
     size = -(-positions // blocks)
-    return _Cuts(batch, length, -(-positions // size), size)
+    return _Cuts(axis, batch, length, -(-positions // size), size)
 
 
 def _cut(x: Array, cuts: _Cuts) -> Array:
@@ -140,7 +149,7 @@ def _cut(x: Array, cuts: _Cuts) -> Array:
     padding = cuts.blocks * cuts.size - x.shape[3]
     x = jnp.pad(x, [(0, padding if axis == 3 else 0) for axis in range(x.ndim)])
     x = jnp.moveaxis(x.reshape(*x.shape[:3], cuts.blocks, cuts.size, *rest), (3, 0, 2), (0, 1, 2))
-    return constrain(x.reshape(*x.shape[:3], -1, *rest), None, "batch", "length", None, *(None for _ in rest))
+    return constrain(x.reshape(*x.shape[:3], -1, *rest), None, "batch", cuts.axis, None, *(None for _ in rest))
 
 
 def _joined(x: Array, cuts: _Cuts, tokens: tuple[int, int]) -> Array:
@@ -149,4 +158,4 @@ def _joined(x: Array, cuts: _Cuts, tokens: tuple[int, int]) -> Array:
     x = x.reshape(*x.shape[:3], tokens[0] // cuts.batch, cuts.size, *rest)
     x = jnp.moveaxis(x, (0, 1, 2), (3, 0, 2)).reshape(cuts.batch, x.shape[3], cuts.length, -1, *rest)
     x = x[:, :, :, : tokens[1] // cuts.length].reshape(*tokens, *rest)
-    return constrain(x, "batch", "length", *(None for _ in rest))
+    return constrain(x, "batch", cuts.axis, *(None for _ in rest))

@@ -55,4 +55,4 @@ class SequenceToSequence(Objective):
         return {"lm": 1.0} | ({"z": self.z_loss} if self.z_loss else {})
 
     def loss(self, model, params, batch, carry, moment):
-        return next_token_terms(model, params, batch, self.predictions, self.z_loss, moment), carry, {}
+        return next_token_terms(model, params, batch, self.predictions, self.z_loss, moment, None), carry, {}
