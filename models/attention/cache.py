@@ -1,7 +1,7 @@
 """What a causal model keeps of the tokens that it has read, so that the next one costs one token's work."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +20,14 @@ class Cache(NamedTuple):
     tuples of the layers' own.
     segments: i32[batch, places], those of the tokens there; 0 where there is padding or nothing yet.
     filled: i32[], how many places the tokens read so far have taken, alike in all rows.
+    context: the same of a second sequence that the layers see, all of it; None without one.
     """
 
     keys: Array
     values: Array
     segments: Array
     filled: Array
+    context: "Cache | None" = None
 
 
 def empty_cache(depth: int, batch: int, places: int, sizes: LayerSizes, dtype) -> Cache:
@@ -46,13 +48,9 @@ def has_room(cache: Cache, tokens: int) -> Array:
 
 def take(cache: Cache, rows: Array) -> Cache:
     """The cache of rows i32[n] of another's."""
-    keys, values = take_rows((cache.keys, cache.values), rows)
-    return Cache(keys, values, cache.segments[rows], cache.filled)
-
-
-def take_rows(states: Any, rows: Array) -> Any:
-    """Rows i32[n] of arrays [depth, batch, heads, places, head_dim], or of tuples of the layers' own."""
-    return jax.tree.map(lambda array: jnp.take(array, rows, axis=-4), states)
+    of_rows = lambda array: jnp.take(array, rows, axis=-4)  # of all layers' array, or of each layer's own
+    keys, values = jax.tree.map(of_rows, (cache.keys, cache.values))
+    return Cache(keys, values, cache.segments[rows], cache.filled, cache.context and take(cache.context, rows))
 
 
 def put(places: Array, new: Array, filled: Array, axis: int) -> Array:

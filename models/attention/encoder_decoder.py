@@ -4,7 +4,7 @@ Rows may hold several texts: tokens of the decoder see those of the encoder that
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -106,19 +106,6 @@ class Side(nn.Module):
         return self.norm(x) if self.norm else x, put_out
 
 
-class Written(NamedTuple):
-    """What a decoder knows of a text that it writes.
-
-    cache: of the tokens so far.   keys, values: [depth, batch, heads, length, head_dim], what its layers make of the
-    encoder's.   segments: i32[batch, length], of the encoder's tokens; 0 where there is padding.
-    """
-
-    cache: Cache
-    keys: Array
-    values: Array
-    segments: Array
-
-
 class EncoderDecoder(nn.Module):
     """Base of such families: a `setup` makes `encoder` and `decoder`, each a `Side`.
 
@@ -155,32 +142,32 @@ class EncoderDecoder(nn.Module):
         x, _ = side(constrain(x, "batch", axis, None), shared, site(noise, 1), kind or TransformerLayer)
         return constrain(dropout(x, rate, site(noise, 2)), "batch", axis, None)
 
-    def begin(self, inputs: Inputs, room: int) -> tuple[Array, Written]:
+    def begin(self, inputs: Inputs, room: int) -> tuple[Array, Cache]:
         """Of texts that the encoder reads: (hidden of the token that begins what is written after them [rows, 1,
-        width], the state with room for so many more)."""
+        width], a cache with room for so many more)."""
         encoded, rows, side = self.encode(inputs), len(inputs["tokens"]), self.decoder
         _, (keys, values) = side(encoded, encoded, None, ContextLayer)
         cache = empty_cache(side.depth, rows, 1 + room, side.sizes, self.program.compute)
+        context = Cache(keys, values, inputs["segments"], jnp.int32(keys.shape[3]))
         first = jnp.full((rows, 1), self.start, jnp.int32)
         first = {"tokens": first, "segments": jnp.ones_like(first)}
-        return self.advance(first, Written(cache, keys, values, inputs["segments"]))
+        return self.advance(first, cache._replace(context=context))
 
-    def advance(self, inputs: Inputs, state: Written) -> tuple[Array, Written]:
-        """Further tokens of the decoder -> (hidden [rows, n, width], the state with them); as of `Decoder`."""
-        cache, new = state.cache, inputs["segments"]
+    def advance(self, inputs: Inputs, cache: Cache) -> tuple[Array, Cache]:
+        """Further tokens of the decoder -> (hidden [rows, n, width], the cache with them); as of `Decoder`."""
+        new, context = inputs["segments"], cache.context
         segments, filled = caches.put(cache.segments, new, cache.filled, 1), cache.filled
-        mask = caches.seen(segments, new, filled, self.decoder.cached_bias(*new.shape[1:], segments.shape[1], filled))
-        of_context = Mask(state.segments, queries=new)
+        mask = caches.seen(segments, new, filled, self.decoder.cached_bias(new.shape[1], segments.shape[1], filled))
+        shared = mask, filled, Mask(context.segments, queries=new)
         x = self.embed(inputs["tokens"]).astype(self.program.compute)
         x = jnp.where(caches.has_room(cache, new.shape[1]), x, jnp.nan)
-        states = (cache.keys, cache.values), (state.keys, state.values)
-        x, (keys, values) = self.decoder(x, (mask, filled, of_context), None, CachedDecoderLayer, states)
-        return x, state._replace(cache=Cache(keys, values, segments, filled + new.shape[1]))
+        states = (cache.keys, cache.values), (context.keys, context.values)
+        x, (keys, values) = self.decoder(x, shared, None, CachedDecoderLayer, states)
+        return x, Cache(keys, values, segments, filled + new.shape[1], context)
 
-    def take(self, state: Written, rows: Array) -> Written:
-        """The state of rows i32[n] of another's."""
-        keys, values = caches.take_rows((state.keys, state.values), rows)
-        return Written(caches.take(state.cache, rows), keys, values, state.segments[rows])
+    def take(self, cache: Cache, rows: Array) -> Cache:
+        """The cache of rows i32[n] of another's."""
+        return caches.take(cache, rows)
 
     def token_logits(self, hidden: Array) -> Array:
         """As of `Decoder`."""
