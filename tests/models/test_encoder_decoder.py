@@ -1,0 +1,105 @@
+"""An encoder beside a decoder: distances in buckets, who sees whom, and a cache that gives the same as whole rows."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from models.attention.distances import Buckets, bucket_of, next_bias, row_bias
+from models.core.program import Program
+from models.families.t5 import T5Config
+from pretrain.training.assembly import model_of
+from tests.models.shapes import parameter_shapes
+
+CONFIG = T5Config(
+    vocab_size=50, width=16, depth=2, decoder_depth=3, heads=2, head_dim=6, feed_forward=24, buckets=8, furthest=10
+)
+ROWS, LENGTH, TARGET = 3, 9, 6
+
+
+@pytest.mark.parametrize("number, furthest", [(32, 128), (8, 10), (16, 64)])
+@pytest.mark.parametrize("ahead", [True, False])
+def test_buckets_are_transformers(number, furthest, ahead):
+    distances = np.arange(-3000, 3000)
+    theirs = T5Attention._relative_position_bucket(torch.from_numpy(distances), ahead, number, furthest)
+    np.testing.assert_array_equal(bucket_of(distances, Buckets(number, furthest, ahead)), theirs.numpy())
+
+
+def test_a_bias_is_the_tables_of_the_keys_distance_in_whole_rows_and_after_others():
+    buckets = Buckets(8, 10, ahead=True)
+    table = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    whole = row_bias(table, 7, 12, buckets, None)
+    distances = np.arange(12) - np.arange(7)[:, None]
+    np.testing.assert_array_equal(
+        whole[0], np.moveaxis(table[bucket_of(distances.ravel(), buckets)], -1, 0).reshape(3, 7, 12)
+    )
+    np.testing.assert_array_equal(next_bias(table, 2, 12, jnp.int32(5), buckets)[0], whole[0, :, 5:7])
+
+
+@functools.cache
+def made():
+    """(model, parameters, inputs): two texts share the first row, and the second one has padding."""
+    model, rng = model_of(CONFIG, (), Program()), np.random.default_rng(1)
+    shapes = parameter_shapes(CONFIG)
+    params = jax.tree.map(lambda s: rng.normal(0.0, 0.3, s.shape).astype(np.float32), shapes)
+    segments, of_decoder = np.ones((ROWS, LENGTH), np.int32), np.ones((ROWS, TARGET), np.int32)
+    segments[0, 5:], of_decoder[0, 3:], segments[1, 6:] = 2, 2, 0
+    draw = lambda *shape: rng.integers(1, 50, shape).astype(np.int32)
+    return (
+        model,
+        params,
+        {
+            "tokens": draw(ROWS, LENGTH),
+            "segments": segments,
+            "decoder_tokens": draw(ROWS, TARGET),
+            "decoder_segments": of_decoder,
+        },
+    )
+
+
+@functools.cache
+def gradient():
+    """Of what the decoder knows at a place of a row, by the distributions of tokens."""
+    model, params, inputs = made()
+
+    def known(spread, row, place):
+        hidden = model.apply({"params": params}, inputs | spread, method="decode")
+        return jnp.square(hidden[row, place]).sum()
+
+    return jax.jit(jax.grad(known))
+
+
+def read_by(row, place):
+    """Which tokens of the encoder and of the decoder have a gradient there."""
+    spread = {name: jax.nn.one_hot(made()[2][name], 128) for name in ("tokens", "decoder_tokens")}
+    gradients = gradient()(spread, row, place)
+    return [np.argwhere(np.any(gradients[name] != 0, axis=-1)).tolist() for name in spread]
+
+
+def test_a_token_of_the_decoder_reads_its_text_of_the_encoder_and_what_is_before_it_and_nothing_else():
+    assert read_by(0, 1) == [[[0, i] for i in range(5)], [[0, 0], [0, 1]]]
+    assert read_by(0, 4) == [[[0, i] for i in range(5, 9)], [[0, 3], [0, 4]]]
+    assert read_by(1, 2) == [[[1, i] for i in range(6)], [[1, 0], [1, 1], [1, 2]]]
+
+
+def test_tokens_one_by_one_with_a_cache_give_what_whole_rows_give():
+    model, params, inputs = made()
+    apply = lambda method, *given: jax.jit(functools.partial(model.apply, {"params": params}, method=method))(*given)
+    inputs = {name: array[1:] for name, array in inputs.items()}  # of one text each
+    inputs["decoder_tokens"] = inputs["decoder_tokens"] * (np.arange(TARGET) > 0)  # the token that begins texts is 0
+    whole = apply("decode", inputs)
+    hidden, cache = model.apply({"params": params}, inputs, TARGET, method="begin")
+    known = [hidden]
+    for tokens in np.split(inputs["decoder_tokens"][:, 1:], [1], axis=1):
+        more = {"tokens": tokens, "segments": np.ones_like(tokens)}
+        hidden, cache = apply("advance", more, cache)
+        known.append(hidden)
+    np.testing.assert_allclose(np.concatenate(known, axis=1), whole, atol=2e-6)
+    swapped = model.take(cache, jnp.array([1, 0]))
+    more = {"tokens": np.full((2, 1), 7, np.int32), "segments": np.ones((2, 1), np.int32)}
+    there = apply("advance", more, cache)[0]
+    np.testing.assert_allclose(apply("advance", more, swapped)[0], there[::-1], atol=1e-6)
