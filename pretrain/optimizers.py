@@ -7,11 +7,14 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from models.core.parameters import LAYERS, Parameter, Params, decays, nest
+from models.core.parameters import LAYERS, Parameter, Params, decays, leaves, nest
 from models.core.ranges import NOT_NEGATIVE, POSITIVE, RATE, check_ranges
-from pretrain.adafactor import scale_by_factored_squares, scale_by_size
 
 NAMES = ("adamw", "lamb", "adagrad", "adafactor")
+SQUARE = 1e-30  # added to squares of gradients, by Adafactor; as of the next three
+SMALLEST = 1e-3  # root mean square of parameters, at least, to which steps are in proportion
+DECAY = 0.8  # after t steps the mean of squares keeps 1 - t ** -DECAY
+CLIP = 1.0  # root mean square of a direction, at most
 RANGES = {"b1": RATE, "b2": RATE, "epsilon": POSITIVE, "decay": NOT_NEGATIVE, "clip": NOT_NEGATIVE}
 
 
@@ -43,7 +46,7 @@ def transformation(optimizer: Optimizer, table: list[Parameter], vocab_size: int
     decayed = nest({parameter.path: decays(parameter) for parameter in table})
     decay = optax.add_decayed_weights(optimizer.decay, decayed)
     if optimizer.name == "adafactor":
-        return optax.chain(scale_by_factored_squares(table, vocab_size), decay, scale_by_size(table, vocab_size))
+        return optax.chain(_scale_by_factored_squares(table, vocab_size), decay, _scale_by_size(table, vocab_size))
     adam = lambda epsilon: _scale_by_adam(optimizer.b1, optimizer.b2, epsilon)
     scaled = _scale_by_sums if optimizer.name == "adagrad" else adam
     steps = [scaled(optimizer.epsilon), decay]
@@ -113,3 +116,80 @@ def _scale_by_trust_ratio(table: list[Parameter]) -> optax.GradientTransformatio
         return jax.tree.map(rescale, parameters, updates, params, is_leaf=is_parameter), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+class FactoredSquares(NamedTuple):
+    """Running means of squared gradients.
+
+    rows: of each matrix of each layer the means over its last axis [..., n, 1]; of a vector what it has itself.
+    columns: the means over the last axis but one [..., 1, m]; of a vector nothing, [..., 1].   count: i32[], steps.
+    """
+
+    count: Array
+    rows: Params
+    columns: Params
+
+
+def _scale_by_factored_squares(table: list[Parameter], vocab_size: int) -> optax.GradientTransformationExtraArgs:
+    """Adafactor's direction (Shazeer & Stern 2018, algorithm 4): gradients divided by the root of their running mean
+    square, clipped for each parameter of each layer."""
+    of_path = {parameter.path: parameter for parameter in table}
+
+    def init(params: Params) -> FactoredSquares:
+        def like(axis: int) -> Params:
+            def of(keys, leaf):
+                keeps = not decays(of_path["/".join(key.key for key in keys)])
+                if keeps and axis == -1:
+                    return jnp.zeros_like(leaf)
+                axes = {-1 if keeps else axis}
+                return jnp.zeros([1 if i - leaf.ndim in axes else n for i, n in enumerate(leaf.shape)], leaf.dtype)
+
+            return jax.tree_util.tree_map_with_path(of, params)
+
+        return FactoredSquares(jnp.int32(0), like(-1), like(-2))
+
+    def update(gradients: Params, state: FactoredSquares, params: Params, *, finite: Array | bool = True):
+        count = state.count + jnp.where(finite, 1, 0)
+        kept = 1.0 - count.astype(jnp.float32) ** -DECAY
+        rows, columns, directions = dict(leaves(state.rows)), dict(leaves(state.columns)), {}
+        for path, gradient in leaves(gradients):
+            squares, parameter = jnp.square(gradient) + SQUARE, of_path[path]
+
+            def mean(old, axis, squares=squares):
+                new = squares if axis is None else squares.mean(axis, keepdims=True)
+                return jnp.where(finite, kept * old + (1.0 - kept) * new, old)
+
+            if decays(parameter):
+                row, column = rows[path], columns[path] = mean(rows[path], -1), mean(columns[path], -2)
+                inverse = jax.lax.rsqrt(row / row.mean(-2, keepdims=True)) * jax.lax.rsqrt(column)
+            else:
+                rows[path] = mean(rows[path], None)
+                inverse = jax.lax.rsqrt(rows[path])
+            direction = gradient * inverse
+            size = _root_mean_square(parameter, direction, vocab_size)
+            directions[path] = direction / jnp.maximum(size / CLIP, 1.0)
+        return nest(directions), FactoredSquares(count, nest(rows), nest(columns))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _scale_by_size(table: list[Parameter], vocab_size: int) -> optax.GradientTransformation:
+    """Directions times the root mean square of each parameter of each layer, at least `SMALLEST`."""
+    of_path = {parameter.path: parameter for parameter in table}
+
+    def update(directions: Params, state: Any, params: Params):
+        sizes = {path: _root_mean_square(of_path[path], leaf, vocab_size) for path, leaf in leaves(params)}
+        flat = leaves(directions)
+        return nest({path: jnp.maximum(sizes[path], SMALLEST) * leaf for path, leaf in flat}), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def _root_mean_square(parameter: Parameter, x: Array, vocab_size: int) -> Array:
+    """Of each layer's slice of x, which is like the parameter; padding of a vocabulary, which is zeros, does not count:
+    f32[layers or 1, 1, ...]."""
+    axes = tuple(range(parameter.axes[:1] == (LAYERS,), x.ndim))
+    counted = 1
+    for axis in axes:
+        counted *= vocab_size if parameter.axes[axis] == "vocab" else x.shape[axis]
+    return jnp.sqrt(jnp.square(x).sum(axes, keepdims=True) / counted)

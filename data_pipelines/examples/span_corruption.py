@@ -16,6 +16,7 @@ from data_pipelines import noise
 from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import DocumentStream, end_token
 from data_pipelines.examples.layout import Chosen, Feature, Piece, RowLayout
+from data_pipelines.examples.next_tokens import DocumentsPlan
 
 NOISE, TEXT = range(2)  # streams of draws: lengths of spans, and between them
 
@@ -119,11 +120,11 @@ class SpanCorruption(RowLayout):
                 f"need {self.sizes.spans}; prepare it with --specials t5, or with --sentinels 100"
             )
 
-    def plan(self, part, split: str, seed: int) -> "Plan":
+    def plan(self, part, split: str, seed: int) -> DocumentsPlan:
         documents = len(part.documents(split)) - 1
         whole = Piece(part, 0, int(part.sentences(split)[-1]) + documents)
         stream, size = DocumentStream([whole], split, seed, 0), self.sizes.noise + self.sizes.text
-        return Plan(stream, -(-stream.total // size) if stream.total >= size else 0)
+        return DocumentsPlan(stream, -(-stream.total // size) if stream.total >= size else 0)
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         (text,) = chosen.gather(self._read)
@@ -150,19 +151,12 @@ class SpanCorruption(RowLayout):
         np.put_along_axis(begins, starts, True, axis=1)
         return np.cumsum(begins, axis=1) % 2 == 0, begins
 
-    def _read(self, plan: "Plan", _, example: np.ndarray) -> tuple[np.ndarray]:
+    def _read(self, plan: DocumentsPlan, _, example: np.ndarray) -> tuple[np.ndarray]:
         """int32 [n, tokens]."""
         size = self.sizes.noise + self.sizes.text
         start = np.minimum(example * size, plan.stream.total - size)
         tokens, _ = plan.stream.read(start, np.full(len(start), size))
         return (tokens.reshape(len(start), size),)
-
-
-class Plan(NamedTuple):
-    """The documents of a part one after the other, in an order of the seed; rows are cut from them."""
-
-    stream: DocumentStream
-    number: int  # examples per epoch
 
 
 def _parts(bits: np.ndarray, parts: int) -> np.ndarray:
