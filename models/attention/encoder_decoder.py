@@ -129,7 +129,7 @@ class EncoderDecoder(nn.Module):
         mask = self.encoder.mask(inputs["segments"])
         return self._side(self.encoder, inputs["tokens"], mask, mask.axis, noise)
 
-    def decode(self, inputs: Inputs, noise: Noise = None) -> Array:
+    def decode_targets(self, inputs: Inputs, noise: Noise = None) -> Array:
         """Both, the same -> [rows, target_length, width]: what the decoder knows at each of its tokens."""
         encoded, segments = self.encode(inputs, noise), inputs["decoder_segments"]
         mask = self.decoder.mask(segments, causal=True, whole=True)
@@ -176,7 +176,7 @@ class EncoderDecoder(nn.Module):
 
     def __call__(self, inputs: Inputs):
         """All parts once, for initialisation."""
-        return self.token_logits(self.decode(inputs))
+        return self.token_logits(self.decode_targets(inputs))
 
 
 def attentions(config: Any, length: int, memory: int) -> list[Attention]:

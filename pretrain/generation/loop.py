@@ -20,6 +20,7 @@ from models.core.noise import fold, gumbel
 from models.core.parameters import LAYERS, Params
 from models.core.sharding import placed_by
 from pretrain.generation.settings import Decoding
+from pretrain.objectives.protocols import EncoderDecoder
 from tpu.rules import activation_rules
 from tpu.xla import matmul_precision, small_product_options
 
@@ -74,19 +75,29 @@ def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Param
     def write(params: Params, tokens: Array, segments: Array, noise: Array) -> Array:
         params = apart(model, params)
         with placed_by(activation_rules(mesh)), matmul_precision(model.program.dtype):
-            if decoding.beams > 1:
-                return search(model, decoding, params, tokens, segments)
             first = read(model, params, tokens, segments, decoding.max_tokens)
+            begun = begun_texts(model, tokens, segments)
+            if decoding.beams > 1:
+                return search(model, decoding, params, first, *begun)
             following = functools.partial(next_logits, model, params)
-            return write_texts(decoding, first, following, tokens, segments, noise)[:, None]
+            return write_texts(decoding, first, following, *begun, noise)[:, None]
 
     return jax.jit(write, compiler_options=small_product_options(mesh))
+
+
+def begun_texts(model: nn.Module, tokens: Array, segments: Array) -> tuple[Array, Array]:
+    """Left-padded texts that are continued: the prompts themselves, i32[rows, places] both, or of a model whose encoder
+    reads these the token that begins its decoder's."""
+    if not isinstance(model, EncoderDecoder):
+        return tokens, segments
+    start = jnp.full((len(tokens), 1), model.start, jnp.int32)
+    return start, jnp.ones_like(start)
 
 
 def write_texts(
     decoding: Decoding, first: tuple[Array, Any], following: Callable, tokens: Array, segments: Array, noise: Array
 ) -> Array:
-    """Texts i32[rows, max_tokens] after left-padded prompts.
+    """Texts i32[rows, max_tokens] after left-padded ones, tokens and segments i32[rows, places].
 
     first: logits f32[rows, vocab] after them, and what is known of them.   following: (a further token i32[rows, 1],
     lengths i32[rows] of the texts before it, what is known of these) -> the same after it.
@@ -117,9 +128,11 @@ def write_texts(
     return jax.lax.while_loop(goes_on, step, add(texts, logits)).tokens
 
 
-def search(model: nn.Module, decoding: Decoding, params: Params, tokens: Array, segments: Array) -> Array:
+def search(
+    model: nn.Module, decoding: Decoding, params: Params, first: tuple[Array, Any], tokens: Array, segments: Array
+) -> Array:
     """Left-padded prompts, tokens and segments i32[prompts, places] -> i32[prompts, beams, max_tokens], best first;
-    what follows a stop token means nothing. params: as of `apart`."""
+    what follows a stop token means nothing. params: as of `apart`.   first: as of `write_texts`."""
 
     def step(beams: Beams) -> Beams:
         last = jax.lax.dynamic_slice_in_dim(beams.tokens, beams.written - 1, 1, axis=2).reshape(-1, 1)
@@ -127,8 +140,7 @@ def search(model: nn.Module, decoding: Decoding, params: Params, tokens: Array, 
         return add(beams._replace(lengths=beams.lengths + 1, state=state), logits)
 
     add = functools.partial(_add, model, decoding)
-    logits, state = read(model, params, tokens, segments, decoding.max_tokens)
-    prompts = len(tokens)
+    (logits, state), prompts = first, len(tokens)
     of_beams = jnp.repeat(jnp.arange(prompts), decoding.beams)
     seen = first_seen(logits.shape, tokens, segments, decoding)
     empty = jnp.zeros((prompts, decoding.beams, decoding.max_tokens), jnp.int32)
@@ -246,7 +258,7 @@ def next_logits(model: nn.Module, params: Params, last: Array, lengths: Array, s
     params: as of `apart`.
     """
     if model.program.depth == "unroll" and isinstance(state, Cache):
-        state = state._replace(keys=jnp.stack(state.keys), values=jnp.stack(state.values))
+        state = _each_array(jnp.stack, state)
     return _logits(model, params, "advance", of_next(last, lengths), state)
 
 
@@ -269,11 +281,29 @@ def apart(model: nn.Module, params: Params) -> Params:
     A loop that holds them stacked would cut every layer's out of the stack again for every token, which on a CPU copies
     all weights and the cache; stacked inside it and cut at once, nothing is copied.
     """
-    if model.program.depth == "scan" or isinstance(params[LAYERS], list):
+    if model.program.depth == "scan":
         return params
-    leaves, structure = jax.tree.flatten(params[LAYERS])
-    layers = [structure.unflatten(layer) for layer in zip(*map(jnp.unstack, leaves), strict=True)]
-    return params | {LAYERS: jax.lax.optimization_barrier([_turned(layer) for layer in layers])}
+
+    def cut(layers: Params | list[Params]) -> list[Params]:
+        if isinstance(layers, list):
+            return layers
+        leaves, structure = jax.tree.flatten(layers)
+        each = [structure.unflatten(layer) for layer in zip(*map(jnp.unstack, leaves), strict=True)]
+        return jax.lax.optimization_barrier([_turned(layer) for layer in each])
+
+    return _each_stack(cut, params)
+
+
+def _each_stack(change: Callable, params: Params) -> Params:
+    """The parameters with each of their stacks of layers changed."""
+    below = lambda name, tree: change(tree) if name == LAYERS else _each_stack(change, tree)
+    return {name: below(name, tree) if isinstance(tree, dict | list) else tree for name, tree in params.items()}
+
+
+def _each_array(change: Callable, cache: Cache) -> Cache:
+    """The cache with its keys and values changed, and those of its context."""
+    context = cache.context and _each_array(change, cache.context)
+    return cache._replace(keys=change(cache.keys), values=change(cache.values), context=context)
 
 
 # A model's parameters as its `program` reads them: who has these writes again and again without laying them out anew,
@@ -289,10 +319,10 @@ def _logits(model: nn.Module, params: Params, method: str, inputs: Inputs, befor
     """params: as of `apart`.   before: what the method takes beside inputs."""
     unrolled, few = model.program.depth == "unroll", inputs["tokens"].size < FEW_ROWS
     if unrolled:
-        params = params | {LAYERS: jax.tree.map(lambda *rows: jnp.stack(rows), *map(_turned, params[LAYERS]))}
+        params = _each_stack(lambda of: jax.tree.map(lambda *rows: jnp.stack(rows), *map(_turned, of)), params)
     with turned_weights() if unrolled and few else contextlib.nullcontext():
         hidden, state = model.apply({"params": params}, inputs, before, method=method)
         logits = model.apply({"params": params}, hidden[:, -1:], method="token_logits")
     if unrolled and isinstance(state, Cache):
-        state = state._replace(keys=jnp.unstack(state.keys), values=jnp.unstack(state.values))
+        state = _each_array(jnp.unstack, state)
     return logits, state

@@ -32,14 +32,16 @@ def next_token_terms(
     predictions: Mapping[str, tuple[str, str]],
     z_loss: float,
     moment: Moment,
+    decode: str = "decode",
     axis: str | None = "length",
 ) -> dict[str, Term]:
     """The terms of a decoder's `targets`, each with weights of its own, and with a z_loss that of the first's.
 
-    predictions: as of `Objective`.   axis: of the targets, for the mesh.
+    predictions: as of `Objective`.   decode: the method that gives what is known before each.   axis: of the targets,
+    for the mesh.
     """
     variables = {"params": params}
-    hidden = model.apply(variables, inputs_of(model, batch), moment.noise, method="decode")
+    hidden = model.apply(variables, inputs_of(model, batch), moment.noise, method=decode)
     factors = model.apply(variables, hidden, method="softmax")
     weights = jnp.stack([batch[weights] for _, weights in predictions.values()])
     nats, hits, squares = softmax_sums(*factors, batch["targets"], weights, z_loss, axis)

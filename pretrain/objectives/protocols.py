@@ -100,12 +100,23 @@ class CausalDecoder(Writer, Protocol):
 
 
 @runtime_checkable
-class EncoderDecoder(CausalDecoder, Protocol):
-    """An encoder and a decoder, of which `decode` is of the decoder's tokens, and of what `begin` is given the encoder
-    reads all."""
+class EncoderDecoder(Writer, Protocol):
+    """An encoder and a decoder; the texts after which `begin` begins another one are the encoder's.
+
+    start: the token before the first one of the decoder.
+    """
+
+    start: int
 
     def encode(self, inputs: Inputs, noise: Noise = None) -> Array:
         """-> the encoder's hidden [rows, length, width]."""
+
+    def decode_targets(self, inputs: Inputs, noise: Noise = None) -> Array:
+        """-> the decoder's hidden [rows, target_length, width]; a token's is of itself, of the earlier ones of its
+        segment and of the encoder's."""
+
+    def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
+        """As of `CausalDecoder`."""
 
 
 @runtime_checkable

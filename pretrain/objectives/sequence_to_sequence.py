@@ -55,4 +55,5 @@ class SequenceToSequence(Objective):
         return {"lm": 1.0} | ({"z": self.z_loss} if self.z_loss else {})
 
     def loss(self, model, params, batch, carry, moment):
-        return next_token_terms(model, params, batch, self.predictions, self.z_loss, moment, None), carry, {}
+        given = model, params, batch, self.predictions, self.z_loss, moment
+        return next_token_terms(*given, decode="decode_targets", axis=None), carry, {}

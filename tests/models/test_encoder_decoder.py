@@ -67,7 +67,7 @@ def gradient():
     model, params, inputs = made()
 
     def known(spread, row, place):
-        hidden = model.apply({"params": params}, inputs | spread, method="decode")
+        hidden = model.apply({"params": params}, inputs | spread, method="decode_targets")
         return jnp.square(hidden[row, place]).sum()
 
     return jax.jit(jax.grad(known))
@@ -91,7 +91,7 @@ def test_tokens_one_by_one_with_a_cache_give_what_whole_rows_give():
     apply = lambda method, *given: jax.jit(functools.partial(model.apply, {"params": params}, method=method))(*given)
     inputs = {name: array[1:] for name, array in inputs.items()}  # of one text each
     inputs["decoder_tokens"] = inputs["decoder_tokens"] * (np.arange(TARGET) > 0)  # the token that begins texts is 0
-    whole = apply("decode", inputs)
+    whole = apply("decode_targets", inputs)
     hidden, cache = model.apply({"params": params}, inputs, TARGET, method="begin")
     known = [hidden]
     for tokens in np.split(inputs["decoder_tokens"][:, 1:], [1], axis=1):
