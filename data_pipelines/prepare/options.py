@@ -50,11 +50,12 @@ class Prepare:
     same, as its Hugging Face class does."""
     keep_accents: bool = False
     """Keep accents though case is not kept, or with XLNet's special tokens."""
-    specials: Literal["xlnet", "albert", "roberta", "gpt2", "gpt", "ctrl"] | None = None
-    """Whose special tokens a trained tokenizer has, and where they go: SentencePiece's xlnet (unless told) or albert,
-    bpe's roberta (unless told) or gpt2, character-bpe's gpt (unless told) or ctrl."""
-    sentinels: int = 0
-    """How many of T5's sentinels, <extra_id_0> and so on, to put after the vocabulary."""
+    specials: Literal["xlnet", "albert", "t5", "roberta", "gpt2", "gpt", "ctrl"] | None = None
+    """Whose special tokens a trained tokenizer has, and where they go: SentencePiece's xlnet (unless told), albert or
+    t5 (which keeps case and accents), bpe's roberta (unless told) or gpt2, character-bpe's gpt (unless told) or ctrl."""
+    sentinels: int | None = None
+    """How many of T5's sentinels, <extra_id_0> and so on, to put after the vocabulary; 100 with --specials t5, else none,
+    unless told."""
     end_of_text: bool = False
     """Put <|endoftext|>, which ends documents, after the vocabulary of a tokenizer that is given and has no such token,
     as OpenAI's GPT and CTRL."""
@@ -112,7 +113,7 @@ def settings(options: Prepare) -> dict:
         raise UserError(f"--heldout {options.heldout}: give a share from 0 to 0.5")
     if not 1 <= options.vocab_size <= LARGEST_VOCABULARY:
         raise UserError(f"--vocab-size {options.vocab_size}: use a number from 1 to {LARGEST_VOCABULARY}")
-    if not 0 <= options.sentinels <= MOST_SENTINELS:
+    if not 0 <= (options.sentinels or 0) <= MOST_SENTINELS:
         raise UserError(f"--sentinels {options.sentinels}: give a number from 0 to {MOST_SENTINELS}")
     if options.processes is not None and options.processes < 1:
         raise UserError(f"--processes {options.processes}: give at least 1, or leave it out for all cores")
@@ -127,9 +128,14 @@ def settings(options: Prepare) -> dict:
     check_steps(options.steps)
     share(options)
     said = {name: value for name, value in dataclasses.asdict(options).items() if name not in MEANS}
-    said |= {"language": languages(options), "field": options.field or ("text",)}
+    said |= {"language": languages(options), "field": options.field or ("text",), "sentinels": sentinels(options)}
     values_of(options)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
+
+
+def sentinels(options: Prepare) -> int:
+    """How many a corpus's vocabulary has."""
+    return (100 if options.specials == "t5" else 0) if options.sentinels is None else options.sentinels
 
 
 def share(options: Prepare) -> tuple[int, int] | None:

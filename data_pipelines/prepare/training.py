@@ -13,7 +13,7 @@ from data_pipelines.formats.problems import Problems
 from data_pipelines.formats.source import SHARD, Range, Source
 from data_pipelines.formats.table import read
 from data_pipelines.prepare import partial
-from data_pipelines.prepare.options import LARGEST_VOCABULARY, Prepare
+from data_pipelines.prepare.options import LARGEST_VOCABULARY, Prepare, sentinels
 from data_pipelines.prepare.plan import Plan, size
 from data_pipelines.processes import cores, over_parts
 from data_pipelines.text.steps import run
@@ -43,7 +43,7 @@ def trained(
 ) -> tuple[Made, int | None]:
     """The tokenizer, and the size of a vocabulary that would know nearly all of what it was trained on."""
     chosen = stretches(plan, len(sources), COUNTED if KINDS[options.tokenizer].whole else SAMPLE)
-    asked = Training(options.vocab_size, options.cased, options.keep_accents, options.specials, options.sentinels)
+    asked = Training(options.vocab_size, options.cased, options.keep_accents, options.specials, sentinels(options))
     count = functools.partial(_words, sources, options.steps, options.tokenizer, asked)
     words = _counted(count, chosen, options, runner_options)
     return learn(options.tokenizer, words, asked), enough(options.tokenizer, words)

@@ -65,12 +65,13 @@ class Flavour(NamedTuple):
 
     tokenizer_class: str  # of Hugging Face; for unigram models
     specials: tuple[str, ...]  # the pieces at ids 0, 1, ...
-    mask: AddedToken
+    mask: AddedToken | None
     single: str  # where special pieces go, and the token types
     pair: str
     config: dict  # of tokenizer_config.json
     lower: bool  # what the class does unless its folder says otherwise
     may_keep_accents: bool  # else the class strips them, whatever its folder says
+    normalises: bool = True  # else the class leaves texts as they are, but for a vocabulary's own map of characters
 
 
 FLAVOURS = {
@@ -99,6 +100,17 @@ FLAVOURS = {
         {"bos_token": "[CLS]", "eos_token": "[SEP]", "model_input_names": INPUTS},
         lower=True,
         may_keep_accents=True,
+    ),
+    "t5": Flavour(
+        "T5Tokenizer",
+        ("<pad>", "</s>", "<unk>"),
+        None,
+        "$A </s>",
+        "$A </s> $B </s>",
+        {"eos_token": "</s>", "extra_ids": 0},
+        lower=False,
+        may_keep_accents=True,
+        normalises=False,
     ),
 }
 
@@ -131,6 +143,8 @@ def _plan(options: Training, kind: str) -> tuple[Flavour, normalizers.Normalizer
     keep_accents = options.keep_accents or (options.cased and flavour.may_keep_accents)
     own_class = kind == "unigram" and (flavour.may_keep_accents or not keep_accents)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **flavour.config}
+    if not flavour.normalises:
+        return flavour, _only(b""), config | ({"tokenizer_class": flavour.tokenizer_class} if own_class else {})
     if own_class:
         named = {"do_lower_case": not options.cased, "keep_accents": keep_accents}
         config |= {"tokenizer_class": flavour.tokenizer_class, **named}
@@ -235,11 +249,15 @@ def _rebuild(flavour: Flavour, vocab, table: bytes, added: list[AddedToken], con
     """The flavour's tokenizer around a unigram vocabulary; table: SentencePiece's own map of characters, or nothing."""
     lower = config.get("do_lower_case", flavour.lower)
     keep = bool(config.get("keep_accents")) and flavour.may_keep_accents
-    normalizer = _normalizer(lower, keep, table=table)
+    named = {"do_lower_case": lower, "keep_accents": keep} if flavour.normalises else {}
+    normalizer = _normalizer(lower, keep, table=table) if flavour.normalises else _only(table)
     tokenizer = _assemble(_unigram(vocab), normalizer, flavour)
     tokenizer.add_tokens(added)
-    named = {"tokenizer_class": flavour.tokenizer_class, "do_lower_case": lower, "keep_accents": keep}
-    return tokenizer, flavour.config | named
+    return tokenizer, flavour.config | {"tokenizer_class": flavour.tokenizer_class} | named
+
+
+def _only(table: bytes) -> normalizers.Normalizer:
+    return normalizers.Sequence([normalizers.Precompiled(table)] if table else [])
 
 
 def _normalizer(lower: bool, keep_accents: bool, compose: bool = False, table: bytes = b"") -> normalizers.Normalizer:
@@ -279,6 +297,7 @@ def _assemble(model: models.Model, normalizer: normalizers.Normalizer, flavour: 
     )
     tokenizer.decoder = decoders.Metaspace(WORD, prepend_scheme="always")
     plain = [AddedToken(piece, normalized=False, special=True) for piece in flavour.specials]
-    tokenizer.add_special_tokens([flavour.mask if token.content == flavour.mask.content else token for token in plain])
+    mask = flavour.mask and flavour.mask.content
+    tokenizer.add_special_tokens([flavour.mask if token.content == mask else token for token in plain])
     surround(tokenizer, flavour.single, flavour.pair)
     return tokenizer
