@@ -54,8 +54,8 @@ class Prepare:
     """Whose special tokens a trained tokenizer has, and where they go: SentencePiece's xlnet (unless told), albert or
     t5 (which keeps case and accents), bpe's roberta (unless told) or gpt2, character-bpe's gpt (unless told) or ctrl."""
     sentinels: int | None = None
-    """How many of T5's sentinels, <extra_id_0> and so on, to put after the vocabulary; 100 with --specials t5, else none,
-    unless told."""
+    """How many of T5's sentinels, <extra_id_0> and so on, to put after the vocabulary; with --specials t5 100 unless
+    told."""
     end_of_text: bool = False
     """Put <|endoftext|>, which ends documents, after the vocabulary of a tokenizer that is given and has no such token,
     as OpenAI's GPT and CTRL."""

@@ -115,9 +115,10 @@ def _of_texts_alone(options: Generate) -> list[str]:
 def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> None:
     from pretrain.generation.decoding import generate
     from pretrain.objectives.next_token_prediction import delimiter
+    from pretrain.objectives.protocols import EncoderDecoder
     from tpu.mesh import divided_by
 
-    made = opened.tokenizer
+    made, has_encoder = opened.tokenizer, isinstance(opened.module, EncoderDecoder)
     encoded, stops = encode(made, prompts), [unescaped(written) for written in options.stop]
     ends = {tokens[0] for tokens in encode(made, stops) if len(tokens) == 1}
     ends |= {made.special[role] for role in ("eod", "sep") if role in made.special}
@@ -128,8 +129,13 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
     if (token := delimiter(opened.objective, made.special)) is not None:
         print("the run's rows are input and target: each prompt is an input, after which its target is written")
         printed, behind = [[] for _ in encoded], [token]
+    if has_encoder:  # which reads sentinels, and the token that ends texts
+        encoded, behind = (
+            [made.tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts],
+            [min(ends)],
+        )
     begun = [before + tokens + behind for tokens in encoded]
-    opened.warn_beyond_trained(max(map(len, begun)) + decoding.max_tokens - 1)
+    opened.warn_beyond_trained(max(map(len, begun)) + (0 if has_encoder else decoding.max_tokens - 1))
     doing("compiling, then writing")
     with divided_by(opened.mesh):
         texts = generate(opened.module, opened.params, begun, decoding, options.seed, number, opened.mesh, program)
@@ -137,7 +143,8 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
         for which, more in enumerate(found):
             if len(prompts) * len(found) > 1:
                 print(f"== prompt {index + 1}, text {which + 1}")
-            print(_text(made, tokens, more[:-1] if more[-1] in ends else more, stops))
+            more = more[:-1] if more[-1] in ends else more
+            print(_text(made, *(([], _in_place(made, encoded[index], more)) if has_encoder else (tokens, more)), stops))
 
 
 def _program(options: Generate, opened: "Opened") -> Callable:
@@ -165,6 +172,20 @@ def _program(options: Generate, opened: "Opened") -> Callable:
         label = np.int32(found.labels.index(options.label))
         aim = aim._replace(discriminator=(found.kernel, found.bias, label))
     return steered_program(aim, options.steering)
+
+
+def _in_place(made: Made, prompt: list[int], more: list[int]) -> list[int]:
+    """A prompt with what was written for its sentinels in their place; what was written, where it has none."""
+    marks = {token for role, token in made.special.items() if role.startswith("sentinel_")}
+    if not marks & {*prompt}:
+        return more
+    found: dict[int, list[int]] = {}
+    for token in more:
+        if token in marks:
+            span = found.setdefault(token, [])
+        elif found:
+            span.append(token)
+    return [token for at in prompt for token in (found.get(at, [at]))]
 
 
 def _text(made: Made, prompt: list[int], more: list[int], stop: Sequence[str]) -> str:

@@ -117,7 +117,8 @@ def power_of_two(number: int) -> int:
 
 def fills(model: nn.Module) -> bool:
     """Whether a model says which tokens stand at masks."""
-    return isinstance(model, Generator) or isinstance(model, Encoder) and isinstance(model, TokenPredictor)
+    masked = isinstance(model, Encoder) and isinstance(model, TokenPredictor) and not isinstance(model, Writer)
+    return masked or isinstance(model, Generator)
 
 
 def fill(

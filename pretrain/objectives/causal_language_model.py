@@ -65,7 +65,7 @@ class CausalLanguageModel(Objective):
             term = predicted(logits, batch["targets"], batch["weights"])
         return {"lm": term}, carried(memory)[0], {}
 
-    def token_counts(self, corpus):
+    def token_counts(self, corpus, phase):
         return counts_with_ends(corpus)
 
 

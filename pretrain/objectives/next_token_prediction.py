@@ -98,7 +98,7 @@ class NextTokenPrediction(Objective):
     def loss(self, model, params, batch, carry, moment):
         return next_token_terms(model, params, batch, self.predictions, self.z_loss, moment), carry, {}
 
-    def token_counts(self, corpus):
+    def token_counts(self, corpus, phase):
         delimiters = [delimiter_token(corpus.special)] if (self.layout, self.predict) == (INPUT_TARGET, ALL) else []
         return counts_with_ends(corpus, delimiters, codes=self.layout == DOCUMENTS and self.predicts_codes)
 

@@ -191,7 +191,7 @@ class Objective(abc.ABC):
         params: the trained and the frozen ones.
         """
 
-    def token_counts(self, corpus: Corpus) -> np.ndarray:
+    def token_counts(self, corpus: Corpus, phase: Phase) -> np.ndarray:
         """f64[vocab]: how often each token is predicted in an epoch of the train split, up to a factor."""
         return corpus.token_counts().astype(np.float64)
 

@@ -47,5 +47,5 @@ class PermutationLanguageModel(Objective):
         term = predicted(logits, batch["prediction_targets"], batch["prediction_weights"])
         return {"plm": term}, carried(memory)[0], {}
 
-    def token_counts(self, corpus):
+    def token_counts(self, corpus, phase):
         return counts_with_ends(corpus)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
-from data_pipelines.examples.span_corruption import Corruption, SpanCorruption
+from data_pipelines.examples.document_stream import counts_with_ends, end_token
+from data_pipelines.examples.span_corruption import Corruption, SpanCorruption, sentinels
 from models.core.ranges import COUNT, NOT_NEGATIVE, check_ranges
 from pretrain.objectives.next_token_prediction import next_token_terms
 from pretrain.objectives.objective import Objective, Phase
@@ -53,6 +54,13 @@ class SequenceToSequence(Objective):
 
     def coefficients(self, step):
         return {"lm": 1.0} | ({"z": self.z_loss} if self.z_loss else {})
+
+    def token_counts(self, corpus, phase):
+        counts, sizes = counts_with_ends(corpus), self.rows(phase).sizes
+        rows = counts.sum() / (sizes.noise + sizes.text)
+        counts *= sizes.noise / (sizes.noise + sizes.text)
+        counts[[*sentinels(corpus.special)[: sizes.spans], end_token(corpus)]] += rows
+        return counts
 
     def loss(self, model, params, batch, carry, moment):
         given = model, params, batch, self.predictions, self.z_loss, moment

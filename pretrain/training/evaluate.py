@@ -16,7 +16,7 @@ from data_pipelines.corpus import Corpus, sound
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import token_bytes
 from models.core.parameters import Params
-from pretrain.objectives.objective import Objective, Sums, Term
+from pretrain.objectives.objective import Objective, Phase, Sums, Term
 from pretrain.training.data import corpora_of, mixture_rates
 from pretrain.training.placement import EVALUATION_SEED, Stage
 from tpu.batches import place_rows
@@ -65,11 +65,11 @@ def predicted_text(objective: Objective, batches: Iterable[Mapping[str, Any]], c
 
 
 def unigram(
-    objective: Objective, batches: Iterable[Mapping[str, Any]], corpus: Corpus, text: Text | None
+    objective: Objective, phase: Phase, batches: Iterable[Mapping[str, Any]], corpus: Corpus, text: Text | None
 ) -> dict[str, float]:
     """`figures` of the train split's token frequencies, smoothed by one count per token; the guess is the most frequent
     one."""
-    counts = objective.token_counts(corpus) + 1.0
+    counts = objective.token_counts(corpus, phase) + 1.0
     nats, best = -np.log(counts / counts.sum()), int(counts.argmax())
     totals = {term: np.zeros(3) for term in objective.predictions}
     for batch in batches:
@@ -166,4 +166,4 @@ class Evaluator:
     def baselines(self) -> dict[str, float]:
         """What needs no model, under the names of the figures that it stands beside."""
         with sound([self.corpus]):
-            return unigram(self.objective, self.batches(), self.corpus, self.text)
+            return unigram(self.objective, self.stage.phase, self.batches(), self.corpus, self.text)

@@ -191,9 +191,10 @@ def test_the_unigram_counts_what_stands_around_documents(tmp_path, objective):
     counts[corpus.special["sep"]] += 3 * ends
     counts[corpus.special["code_Law"]] += 2 * codes
     counts[corpus.special["code_Food"]] += codes
-    rows = epoch(make_examples(objective.rows(Phase(1.0, 8, 1)), corpus, "train", 1, seed=0))
+    phase = Phase(1.0, 8, 1)
+    rows = epoch(make_examples(objective.rows(phase), corpus, "train", 1, seed=0))
     nats = -np.log(counts / counts.sum())[rows["targets"]][rows["weights"] > 0]
-    assert unigram(objective, [rows], corpus, None)["lm_loss"] == pytest.approx(nats.mean())
+    assert unigram(objective, phase, [rows], corpus, None)["lm_loss"] == pytest.approx(nats.mean())
 
 
 def test_eval_with_a_stride_keeps_what_was_trained_and_refuses_input_and_target():
