@@ -52,7 +52,8 @@ class Prepare:
     """Keep accents though case is not kept, or with XLNet's special tokens."""
     specials: Literal["xlnet", "albert", "t5", "roberta", "gpt2", "gpt", "ctrl"] | None = None
     """Whose special tokens a trained tokenizer has, and where they go: SentencePiece's xlnet (unless told), albert or
-    t5 (which keeps case and accents), bpe's roberta (unless told) or gpt2, character-bpe's gpt (unless told) or ctrl."""
+    t5 (which keeps case and accents), bpe's roberta (unless told) or gpt2, character-bpe's gpt (unless told) or
+    ctrl."""
     sentinels: int | None = None
     """How many of T5's sentinels, <extra_id_0> and so on, to put after the vocabulary; with --specials t5 100 unless
     told."""

@@ -130,10 +130,8 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
         print("the run's rows are input and target: each prompt is an input, after which its target is written")
         printed, behind = [[] for _ in encoded], [token]
     if has_encoder:  # which reads sentinels, and the token that ends texts
-        encoded, behind = (
-            [made.tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts],
-            [min(ends)],
-        )
+        encoded = [made.tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts]
+        behind = [made.special["eod" if "eod" in made.special else "sep"]]
     begun = [before + tokens + behind for tokens in encoded]
     opened.warn_beyond_trained(max(map(len, begun)) + (0 if has_encoder else decoding.max_tokens - 1))
     doing("compiling, then writing")
