@@ -181,7 +181,9 @@ def _family(config: type, model_type: str, name: str, sizes: dict[str, T5Config]
                 settings={
                     "dropout_rate": "dropout",
                     "attention_dropout": Converter(
-                        "attention_dropout", lambda c: c.attention_dropout, lambda fields: fields["dropout_rate"]
+                        "attention_dropout",
+                        lambda c: c.attention_dropout,
+                        lambda fields: fields.get("attention_dropout", fields["dropout_rate"]),
                     ),
                 },
                 tied=dict.fromkeys(("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"),

@@ -67,7 +67,7 @@ MASKED = MaskedLanguageModel(next_sentence=False)
 FEW = Pattern("bigbird", block=2, random=1)
 NEAR = Pattern("longformer", block=2, windows=(8,))
 ORDER = MaskedLanguageModel(next_sentence=False, sentence_order=True)
-OF_T5 = WIDE | {"decoder_depth": 3, "head_dim": 6, "buckets": 8, "furthest": 10}
+OF_T5 = WIDE | {"decoder_depth": 1, "head_dim": 6, "buckets": 8, "furthest": 10}
 CASES = {
     "albert": Case(_config("albert", positions=32, embedding=8, groups=2, **WIDE | {"depth": 4}), ORDER),
     "bert": Case(_config("bert", positions=32, **WIDE), MaskedLanguageModel()),

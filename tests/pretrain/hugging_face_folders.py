@@ -22,6 +22,7 @@ from models.families.gpt2 import GPT2Config
 from models.families.longformer import LongformerConfig
 from models.families.registry import family_of
 from models.families.roberta import RobertaConfig
+from models.families.t5 import MT5Config, T5Config
 from models.families.xlnet import XLNetConfig
 from pretrain.huggingface.export import export
 from pretrain.huggingface.load import load
@@ -65,6 +66,9 @@ MODELS = {  # kind -> (config, tokenizer)
     "bigbird masked": (BIGBIRD, "wordpiece"),
     "longformer": (LONGFORMER, "roberta"),
     **{name: (config(**SHORT | {"feed_forward": 64}), name) for name, config in DECODERS.items()},
+    "t5": (T5Config(decoder_depth=1, head_dim=6, **SIZES), "t5"),
+    "t5 untied": (T5Config(decoder_depth=1, tied=False, gated=True, activation="gelu_new", **SIZES), "t5"),
+    "mt5": (MT5Config(decoder_depth=1, **SIZES), "t5"),
 }
 # Kind -> its heads, where they are not those of its family's paper
 HEADS = {

@@ -18,7 +18,7 @@ from pretrain.generation import loop
 from pretrain.generation.decoding import fill, generate, left_padded
 from pretrain.generation.loop import choose, likeliest, of_next, of_texts, ready
 from pretrain.generation.settings import Decoding
-from pretrain.objectives.protocols import CausalDecoder
+from pretrain.objectives.protocols import CausalDecoder, EncoderDecoder
 from pretrain.recipe import Phase
 from pretrain.training.assembly import assemble, model_of
 from pretrain.training.opened import Opened, Restored
@@ -26,7 +26,7 @@ from tests.contract import cases, torch_reference
 from tests.pretrain import tiny
 
 MODULES = {name: model_of(case.model, case.objective.asks, Program(depth="scan")) for name, case in cases.CASES.items()}
-DECODERS = [name for name, module in MODULES.items() if isinstance(module, CausalDecoder)]
+DECODERS = [name for name, module in MODULES.items() if isinstance(module, CausalDecoder | EncoderDecoder)]
 NEW, STOP = 12, (8, 15, 30, 33, 52, 57, 79, 81)
 GREEDY = Decoding(max_tokens=NEW, stop=STOP)
 DRAWN = dataclasses.replace(GREEDY, sample=True, stop=())
@@ -63,10 +63,12 @@ def theirs(model, prompts, number=1, **settings):
     longest = max(map(len, prompts))
     padded = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
     real = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    settings |= {"decoder_start_token_id": 0} if model.config.is_encoder_decoder else {}
     settings = {"eos_token_id": list(STOP), "do_sample": False, "num_return_sequences": number} | settings
     with torch.no_grad():
         tokens = model.generate(padded, attention_mask=real, max_new_tokens=NEW, pad_token_id=0, **settings)
-    texts = [until_stop(row) for row in tokens[:, longest:].tolist()]
+    begun = 1 if model.config.is_encoder_decoder else longest
+    texts = [until_stop(row) for row in tokens[:, begun:].tolist()]
     return [texts[begin : begin + number] for begin in range(0, len(texts), number)]
 
 
@@ -83,10 +85,11 @@ def test_the_likeliest_tokens_are_transformers_(name):
     assert NEW in lengths and len(lengths) > 3  # some end at once, some late, some never
 
 
-def test_the_best_of_four_beams_are_transformers_(gpt2, torch_gpt2):
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_the_best_of_four_beams_are_transformers_(name):
     given = prompts(48)  # in rows of 16
-    found = generate(*gpt2, given, dataclasses.replace(GREEDY, beams=4, length_penalty=0.5), number=3)
-    assert found == theirs(torch_gpt2, given, number=3, num_beams=4, length_penalty=0.5)
+    found = generate(*eloquent(name), given, dataclasses.replace(GREEDY, beams=4, length_penalty=0.5), number=3)
+    assert found == theirs(of_torch(name), given, number=3, num_beams=4, length_penalty=0.5)
     assert len({len(text) for texts in found for text in texts}) > 3
 
 

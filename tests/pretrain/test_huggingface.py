@@ -52,6 +52,9 @@ LOADERS = [  # kind, part, another class that loads it beside the one that it na
     ("bigbird", "", None),
     ("bigbird masked", "", None),
     ("longformer", "", None),
+    ("t5", "", "AutoModelForSeq2SeqLM"),
+    ("t5 untied", "", "T5ForConditionalGeneration"),
+    ("mt5", "", "AutoModelForSeq2SeqLM"),
 ]
 
 
@@ -64,7 +67,7 @@ def test_exports_load_with_no_missing_and_no_unexpected_tensor_and_run(exported,
         model, info = getattr(transformers, each).from_pretrained(folder, output_loading_info=True)
         assert not any(info.values()), info
         assert model.dtype == torch.float32 and type(model).__name__ == name
-    model(**text)
+    model(**text, **({"decoder_input_ids": text["input_ids"]} if model.config.is_encoder_decoder else {}))
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -123,7 +126,8 @@ def test_the_parts_may_lie_in_two_folders(exported, configs, tokenizer_path, tmp
 PUBLISHED = {
     "albert base": 11.8, "albert large": 17.8, "albert xlarge": 59.0, "albert xxlarge": 223.2, "bert base": None,
     "bigbird base": None, "ctrl base": 1638.0, "electra base": None, "gpt base": 116.5, "gpt2 small": 124.4,
-    "gpt2 xl": 1557.6, "longformer base": None, "roberta base": 124.7, "roberta large": 355.4, "xlnet base": None,
+    "gpt2 xl": 1557.6, "longformer base": None, "roberta base": 124.7, "roberta large": 355.4,
+    "t5 base": None, "xlnet base": None,
 }  # fmt: skip
 
 

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import torch
+from transformers.optimization import Adafactor
 
 from models.core.parameters import LAYERS, decays, leaves, nest
 from models.families.bert import FAMILY as BERT
@@ -21,7 +23,7 @@ TWO_LAYERS = dataclasses.replace(tiny.BERT, depth=2)
 TABLE = [
     p for p in BERT.every_parameter(TWO_LAYERS) if p.path.startswith(("embeddings/t", "layers/feed_forward", "pair/"))
 ]
-STEPS = 5
+STEPS, VOCAB = 5, TWO_LAYERS.vocab_size
 
 
 def random_tree(seed, scale=1.0):
@@ -75,13 +77,13 @@ def assert_close(one, other):
 
 def test_adamw_is_optax_adamw_with_a_mask_for_biases_and_norms():
     params = random_tree(99)
-    ours = trained(transformation(Optimizer("adamw", b1=0.8, b2=0.95, epsilon=1e-3, decay=0.3), TABLE), params)
+    ours = trained(transformation(Optimizer("adamw", b1=0.8, b2=0.95, epsilon=1e-3, decay=0.3), TABLE, VOCAB), params)
     theirs = optax.adamw(0.01, b1=0.8, b2=0.95, eps=1e-3, weight_decay=0.3, mask=matrices)
     assert_close(unstacked(ours), trained_by_optax(theirs, params))
 
 
 def test_adagrad_is_optax_adagrad_and_passes_over_a_step_that_is_not_finite():
-    params, adagrad = random_tree(99), transformation(Optimizer("adagrad", epsilon=1e-3, decay=0.0), TABLE)
+    params, adagrad = random_tree(99), transformation(Optimizer("adagrad", epsilon=1e-3, decay=0.0), TABLE, VOCAB)
     assert_close(trained(adagrad, params), trained(optax.adagrad(0.01, eps=1e-3), params, rate=-1.0))
     state = adagrad.init(params)
     _, after = adagrad.update(jax.tree.map(lambda leaf: leaf * np.nan, params), state, params, finite=False)
@@ -90,16 +92,46 @@ def test_adagrad_is_optax_adagrad_and_passes_over_a_step_that_is_not_finite():
 
 def test_lamb_on_stacked_layers_is_lamb_on_each_layer():
     params = random_tree(99)
-    ours = trained(transformation(Optimizer("lamb", b1=0.8, b2=0.95, epsilon=1e-3, decay=0.3), TABLE), params)
+    ours = trained(transformation(Optimizer("lamb", b1=0.8, b2=0.95, epsilon=1e-3, decay=0.3), TABLE, VOCAB), params)
     ratio = optax.masked(optax.scale_by_trust_ratio(), matrices)
     adam = optax.scale_by_adam(0.8, 0.95, 1e-3)
     theirs = optax.chain(adam, optax.add_decayed_weights(0.3, matrices), ratio, optax.scale(-0.01))
     assert_close(unstacked(ours), trained_by_optax(theirs, params))
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_adafactor_of_stacked_layers_is_transformers_on_each_layer_for_a_hundred_steps(decay):
+    """Of a padded table in the rows that are none."""
+
+    def without_padding(tree):
+        for path, leaf in leaves(tree):
+            if path.endswith("tokens"):
+                leaf[VOCAB:] = 0
+        return tree
+
+    params = without_padding(random_tree(99))
+    chain = transformation(Optimizer("adafactor", decay=decay), TABLE, VOCAB)
+    state, update = chain.init(params), jax.jit(chain.update)
+    of_torch = lambda tree: {
+        path: torch.tensor(leaf[: VOCAB if path.endswith("tokens") else None]) for path, leaf in tree
+    }
+    theirs = of_torch(leaves(unstacked(params)))
+    optimizer = Adafactor(theirs.values(), lr=0.01, relative_step=False, scale_parameter=True, weight_decay=decay)
+    for step in range(100):
+        gradients = without_padding(random_tree(step, 10.0 ** -(step % 3)))
+        updates, state = update(gradients, state, params)
+        params = jax.tree.map(lambda p, u: np.asarray(p - 0.01 * u), params, updates)
+        for path, gradient in of_torch(leaves(unstacked(gradients))).items():
+            theirs[path].grad = gradient
+        optimizer.step()
+    for path, leaf in of_torch(leaves(unstacked(params))).items():
+        size = theirs[path].abs().max()
+        np.testing.assert_allclose(leaf / size, theirs[path] / size, atol=1e-5, err_msg=path)
+
+
 def test_lamb_keeps_a_matrix_of_zeros_moving():
     params = jax.tree.map(np.zeros_like, random_tree(0))
-    moved = trained(transformation(Optimizer("lamb"), TABLE), params)
+    moved = trained(transformation(Optimizer("lamb"), TABLE, VOCAB), params)
     assert all(np.isfinite(leaf).all() and np.abs(leaf).max() > 0 for _, leaf in leaves(moved))
 
 
@@ -121,7 +153,7 @@ def test_gradients_are_scaled_to_the_limit_and_only_when_above_it():
 
 def update_of(optimizer):
     params, gradients = random_tree(1), random_tree(2)
-    chain = transformation(optimizer, TABLE)
+    chain = transformation(optimizer, TABLE, VOCAB)
     state, update = jax.jit(chain.init)(params), jax.jit(chain.update)
     for _ in range(2):
         updates, state = update(gradients, state, params)

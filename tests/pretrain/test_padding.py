@@ -62,7 +62,9 @@ def trained(recipe, params):
     gradient = jax.jit(jax.grad(loss), compiler_options=QUICK)
     found = {}
     for name in NAMES:
-        optimizer = transformation(Optimizer(name, epsilon=1e-3), assembly.table)  # a small one magnifies rounding
+        optimizer = transformation(
+            Optimizer(name, epsilon=1e-3), assembly.table, recipe.model.vocab_size
+        )  # a small one magnifies rounding
         update = jax.jit(optimizer.update, compiler_options=QUICK)
         moved, state = params, optimizer.init(params)
         for number in range(3):
