@@ -61,6 +61,7 @@ def test_input_and_target_are_the_text_and_no_row_has_padding(tmp_path_factory, 
     whole += texts[-1][-rest:]
     ordinary = [token for token in whole if token != END]
     assert sorted(ordinary) == list(range(5, 5 + sum(sizes) + 200)) and len(texts[-1]) == size
+    assert (batch["targets"][:, 0] == SPECIALS["sentinel_0"]).all()
     assert all((batch[name] == 1).all() for name in ("segments", "decoder_segments", "weights"))
     assert (batch["decoder_tokens"][:, 1:] == batch["targets"][:, :-1]).all() and not batch["decoder_tokens"][
         :, 0
@@ -74,11 +75,13 @@ def test_lengths_are_those_of_the_published_rows():
 def test_every_way_to_cut_spans_is_alike_and_another_epoch_cuts_otherwise(tmp_path):
     rows = layout(14, Corruption(0.3, 2.0))  # 5 tokens in 2 spans, of 1 to 4
     examples = make_examples(rows, written(tmp_path, numbered([[2990]])), "train", 1, seed=0)
-    marks = lambda epoch: examples.build(epoch, np.arange(examples.number))["targets"] >= VOCAB - SENTINELS
-    second = np.concatenate([marks(epoch)[:, 1:].argmax(1) for epoch in range(12)])  # tokens of the first span
+    marks = lambda epoch, of: examples.build(epoch, np.arange(examples.number))[of] >= VOCAB - SENTINELS
+    second = np.concatenate([marks(epoch, "targets")[:, 1:].argmax(1) for epoch in range(12)])  # tokens of a first span
     share = np.bincount(second, minlength=rows.sizes.noise)[1:] / len(second)
     assert np.abs(share - 1 / (rows.sizes.noise - 1)).max() < 0.03
-    assert (marks(0) != marks(1)).any()
+    before = np.concatenate([marks(epoch, "tokens").argmax(1) for epoch in range(12)])
+    assert abs(np.corrcoef(before, second)[0, 1]) < 0.1
+    assert (marks(0, "targets") != marks(1, "targets")).any()
 
 
 def test_what_rows_need_is_asked_for(tmp_path):

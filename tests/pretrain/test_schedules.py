@@ -29,6 +29,7 @@ KEY_POINTS = {
     "cosine": ({"final": 0.2}, {100: 1.0, 325: 0.2 + 0.8 * 0.5 * (1 + math.sqrt(0.5)), 550: 0.6, 1000: 0.2}),
     "polynomial": ({"final": 0.2, "power": 2.0}, {100: 1.0, 325: 0.2 + 0.8 * 0.75**2, 550: 0.4, 1000: 0.2}),
     "inverse-sqrt": ({}, {100: 1.0, 400: 0.5, 900: 1 / 3}),
+    "flat-inverse-sqrt": ({}, {1: 1.0, 100: 1.0, 400: 0.5, 900: 1 / 3}),
     "warmup-stable-decay": ({"final": 0.2, "decay": 0.4}, {100: 1.0, 350: 1.0, 600: 1.0, 800: 0.6, 1000: 0.2}),
     "constant": ({}, {100: 1.0, 500: 1.0, 1000: 1.0}),
 }
@@ -45,7 +46,8 @@ def test_key_points(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_rate_rises_linearly_to_the_peak_and_never_exceeds_it(name):
     found = rates(name)
-    np.testing.assert_allclose(found[:100], PEAK * np.arange(1, 101) / 100, rtol=1e-5)
+    rises = np.arange(1, 101) if name != "flat-inverse-sqrt" else np.full(100, 100)
+    np.testing.assert_allclose(found[:100], PEAK * rises / 100, rtol=1e-5)
     assert found.max() == pytest.approx(PEAK, rel=1e-6)
     assert (np.diff(found[100:]) <= 1e-9).all()
 
