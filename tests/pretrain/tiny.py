@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 from data_pipelines.examples.permutations import Permuting
+from data_pipelines.examples.span_corruption import Corruption, sizes_of
 from models.families.albert import AlbertConfig
 from models.families.bert import BertConfig
 from models.families.electra import ElectraConfig, Tower
 from models.families.etc import EtcConfig
 from models.families.gpt2 import GPT2Config
+from models.families.t5 import T5Config
 from models.families.transformer_xl import TransformerXLConfig
 from models.families.xlnet import XLNetConfig
 from pretrain.objectives.causal_language_model import CausalLanguageModel
@@ -26,6 +28,7 @@ from pretrain.objectives.masked_language_model import GlobalPhase, MaskedLanguag
 from pretrain.objectives.next_token_prediction import INPUT_TARGET, NextTokenPrediction
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
+from pretrain.objectives.sequence_to_sequence import PhaseWithTargets, SequenceToSequence
 from pretrain.optimizers import Optimizer
 from pretrain.options import Options
 from pretrain.recipe import Phase, Recipe
@@ -49,6 +52,10 @@ TRANSFORMER_XL = TransformerXLConfig(
 )
 ETC = EtcConfig(vocab_size=195, width=32, depth=1, heads=2, feed_forward=64, block=4, distance=3, init_std=0.1)
 XLNET = XLNetConfig(vocab_size=195, width=32, depth=1, heads=2, feed_forward=64, memory=16, init_std=0.1)
+
+
+T5 = T5Config(vocab_size=195, width=32, depth=1, decoder_depth=1, heads=2, head_dim=16, feed_forward=64)
+TARGET = sizes_of(32, Corruption()).target
 
 
 def _recipe(name, model, objective, changes) -> Recipe:
@@ -83,6 +90,11 @@ def transformer_xl(**changes) -> Recipe:
 
 def xlnet(**changes) -> Recipe:
     return _recipe("xlnet", XLNET, PermutationLanguageModel(Permuting(reuse_len=8, perm_size=8, k=4)), changes)
+
+
+def t5(**changes) -> Recipe:
+    adafactor, phase = Optimizer("adafactor", decay=0.0), PhaseWithTargets(1.0, 32, 8, target_length=TARGET)
+    return _recipe("t5", T5, SequenceToSequence(), {"optimizer": adafactor, "phases": (phase,)} | changes)
 
 
 def restored_of_pairs(*arguments) -> Restored:

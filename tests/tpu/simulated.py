@@ -44,7 +44,7 @@ def recipe(name):
         model = toys.GramsConfig(vocab_size=256, buckets=BUCKETS)
         return toys.recipe(model=model, objective=toys.NextOfGrams(), phases=(Phase(1.0, 32, ROWS),))
     recipes = {"albert": tiny.albert, "bert": tiny.bert, "electra": tiny.electra, "etc": tiny.etc, "gpt2": tiny.gpt2}
-    recipes["xlnet"] = tiny.xlnet
+    recipes |= {"t5": tiny.t5, "xlnet": tiny.xlnet}
     recipes |= dict.fromkeys(PATTERNS, tiny.bert)
     found = replaced(recipes.get(name, tiny.transformer_xl)(), "phases.0.batch_size", ROWS)
     if name == "adaptive":
@@ -64,6 +64,7 @@ def rows_of(recipe, number):
     batch["sentence_order"] = batch["next_sentence"]
     batch["reversed"] = np.arange(rows, dtype=np.int32) % 2
     batch["even"] = batch["reversed"].astype(np.int8)
+    batch |= {"decoder_tokens": batch["tokens"][::-1], "decoder_segments": np.ones_like(batch["segments"])}
     rng = np.random.default_rng(number)
     batch["bigrams"] = rng.integers(0, BUCKETS, (rows, length), dtype=np.int32)
     batch["ranks"] = rng.permuted(np.tile(np.arange(length, dtype=np.int32), (rows, 1)), axis=1)
