@@ -121,7 +121,7 @@ def parameters(config: T5Config) -> list[Parameter]:
     rows += [matrix("lm_head", ("vocab", "embedding"), "lm_head")] * (not config.tied)
     for side in ("encoder", "decoder"):
         bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
-        rows += [matrix(f"{side}/distances", (None, "heads"), bias)]
+        rows += [matrix(f"{side}/distances", (None, None), bias)]
         rows += block(side, "attention", 0, "SelfAttention", attention)
         if side == "decoder":
             rows += block(side, "cross_attention", 1, "EncDecAttention", attention)

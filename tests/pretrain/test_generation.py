@@ -82,7 +82,7 @@ def test_the_likeliest_tokens_are_transformers_(name):
     found = generate(*eloquent(name), prompts(), GREEDY)
     assert found == theirs(of_torch(name), prompts())
     lengths = {len(text) for (text,) in found}
-    assert NEW in lengths and len(lengths) > 3  # some end at once, some late, some never
+    assert NEW in lengths and len(lengths) > 2  # some end at once, some late, some never
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
@@ -191,7 +191,7 @@ def test_the_likeliest_that_are_drawn_from_are_transformers_(top_k, top_p):
 def test_a_prompt_has_tokens_and_a_model_that_reads_both_sides_continues_none(gpt2):
     with pytest.raises(UserError, match="prompt 2: has no tokens"):
         generate(*gpt2, [[5], []], GREEDY)
-    with pytest.raises(UserError, match="a model of bert cannot continue texts; those of .*gpt2, transformer-xl can"):
+    with pytest.raises(UserError, match="a model of bert cannot continue texts; those of .*gpt2, .*transformer-xl can"):
         generate(MODULES["bert"], cases.params(cases.CASES["bert"]), [[5]], GREEDY)
     cut = FAMILIES["transformer-xl"].module(dataclasses.replace(tiny.TRANSFORMER_XL, cutoffs=(100,)), Program())
     with pytest.raises(UserError, match=r"whose vocabulary model.cutoffs=\(100,\) cuts cannot continue texts"):

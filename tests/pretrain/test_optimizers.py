@@ -116,7 +116,8 @@ def test_adafactor_of_stacked_layers_is_transformers_on_each_layer_for_a_hundred
         path: torch.tensor(leaf[: VOCAB if path.endswith("tokens") else None]) for path, leaf in tree
     }
     theirs = of_torch(leaves(unstacked(params)))
-    optimizer = Adafactor(theirs.values(), lr=0.01, relative_step=False, scale_parameter=True, weight_decay=decay)
+    groups = [{"params": [leaf]} | ({} if leaf.ndim > 1 else {"weight_decay": 0.0}) for leaf in theirs.values()]
+    optimizer = Adafactor(groups, lr=0.01, relative_step=False, scale_parameter=True, weight_decay=decay)
     for step in range(100):
         gradients = without_padding(random_tree(step, 10.0 ** -(step % 3)))
         updates, state = update(gradients, state, params)

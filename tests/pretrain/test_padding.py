@@ -89,4 +89,6 @@ def test_with_every_optimizer_padding_rows_stay_zero_and_change_no_other(name, u
     expected = unpadded(lambda: trained(recipe, real))
     for optimizer, moved in trained(recipe, params).items():
         for (path, array), (_, other) in zip(leaves(real_rows(moved, real)), leaves(expected[optimizer]), strict=True):
-            np.testing.assert_allclose(array, other, rtol=1e-4, atol=1e-6, err_msg=f"{optimizer}: {path}")
+            # The gradient of a key's bias is 0 but for rounding, which Adafactor makes as large as any
+            atol = 1e-4 if (optimizer, path[-8:]) == ("adafactor", "key/bias") else 1e-6
+            np.testing.assert_allclose(array, other, rtol=1e-4, atol=atol, err_msg=f"{optimizer}: {path}")

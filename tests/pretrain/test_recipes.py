@@ -10,6 +10,7 @@ import pytest
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.permutations import Permuting
+from data_pipelines.examples.span_corruption import Corruption
 from data_pipelines.order import Order
 from models.attention.patterns.pattern import Pattern
 from models.core.program import Program, default
@@ -32,7 +33,8 @@ SMALL = {"width": 32, "depth": 1, "heads": 2, "feed_forward": 128}
 # Fields of models, objectives and phases that change numbers in a step, not what is computed
 NUMBERS = {"dropout": 0.1, "attention_dropout": 0.1, "init_std": 0.02, "norm_epsilon": 1e-6, "positions": 512}
 NUMBERS |= {"memory": 32, "embedding": 32, "block": 16, "share": 1.0, "batch_size": 16, "masking": Masking()}
-NUMBERS |= {"permuting": Permuting(reuse_len=32, perm_size=32)}
+NUMBERS |= {"permuting": Permuting(reuse_len=32, perm_size=32), "corruption": Corruption(), "target_length": 14}
+NUMBERS |= {"decoder_depth": 1, "head_dim": 16}
 
 
 def shrunk(recipe):

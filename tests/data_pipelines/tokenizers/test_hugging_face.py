@@ -19,6 +19,7 @@ from transformers import (
     OpenAIGPTTokenizer,
     PreTrainedTokenizerFast,
     RobertaTokenizer,
+    T5Tokenizer,
     XLNetTokenizer,
 )
 
@@ -39,8 +40,10 @@ CASES = {  # kind, specials, cased, keep_accents -> the class that Hugging Face 
     ("sentencepiece-unigram", "albert", False, False): AlbertTokenizer,
     ("sentencepiece-unigram", "albert", False, True): AlbertTokenizer,
     ("sentencepiece-unigram", "albert", True, False): AlbertTokenizer,
+    ("sentencepiece-unigram", "t5", False, False): T5Tokenizer,
     ("sentencepiece-bpe", "xlnet", True, False): PreTrainedTokenizerFast,
     ("sentencepiece-bpe", "albert", False, True): PreTrainedTokenizerFast,
+    ("sentencepiece-bpe", "t5", False, False): PreTrainedTokenizerFast,
     ("wordlevel", None, False, False): PreTrainedTokenizerFast,
     ("wordlevel", None, True, False): PreTrainedTokenizerFast,
     ("bpe", "roberta", False, False): RobertaTokenizer,
@@ -94,10 +97,10 @@ def test_hugging_face_loads_its_class_with_the_same_tokens_and_ids(loaded, case)
     for tokenizer in (made.tokenizer, again.tokenizer):
         assert ids(Encoder(tokenizer), *texts) == expected
     if kind.startswith(("wordpiece", "sentencepiece")):
-        kept = keep or (cased and specials != "xlnet")
+        kept = keep or (cased and specials != "xlnet") or specials == "t5"
         spelled = theirs.decode(theirs("café", add_special_tokens=False)["input_ids"])
         assert spelled == ("café" if kept else "cafe")
-        assert bool({"The", "▁The"} & theirs.get_vocab().keys()) == cased
+        assert bool({"The", "▁The"} & theirs.get_vocab().keys()) == (cased or specials == "t5")
 
 
 @settings(max_examples=25)
