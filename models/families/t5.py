@@ -176,7 +176,12 @@ def _family(config: type, model_type: str, name: str, sizes: dict[str, T5Config]
             "model": HuggingFace(
                 folder="",
                 architectures={f"{name}ForConditionalGeneration": ()},
-                constants={"model_type": model_type, "is_encoder_decoder": True},
+                constants={
+                    "model_type": model_type,
+                    "is_encoder_decoder": True,
+                    "pad_token_id": 0,
+                    "decoder_start_token_id": 0,
+                },
                 fields=FIELDS,
                 settings={
                     "dropout_rate": "dropout",
