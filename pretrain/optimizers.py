@@ -1,6 +1,7 @@
 """Optimisers whose per-tensor rules come from the parameter table: they act on each layer's slice of a stack."""
 
 import dataclasses
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
