@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.chunks import document_starts
 from data_pipelines.examples.document_stream import DocumentStream, end_token, prefix_tokens
@@ -236,22 +237,10 @@ class InputTarget(NextTokens, RowLayout):
 
     def check(self, corpus):
         super().check(corpus)
-        segments = corpus.fields["segments"].values if "segments" in corpus.fields else ("text",)
-        if len(segments) != 2:
-            raise UserError(
-                f"corpus {corpus.path} has documents of {', '.join(segments)}, where rows of input and target need two "
-                "segments: prepare it with --field INPUT --field TARGET, or of a parallel: source"
-            )
+        check_pairs(corpus)
 
     def plan(self, part, split: str, seed: int) -> PairsPlan:
-        sentences, documents = part.sentences(split), part.documents(split)
-        is_target = part.column(split, "segments") == 1
-        before = np.append(0, np.cumsum(np.diff(sentences) * is_target))[documents]
-        offsets, targets = sentences[documents], np.diff(before)
-        begins, inputs = offsets[:-1], np.diff(offsets) - targets
-        turned = is_target[documents[:-1]]  # a source added later may name its fields in another order
-        places = begins + np.where(turned, targets, 0), begins + np.where(turned, 0, inputs)
-        return PairsPlan(part, split, *places, inputs, targets, prefix_tokens(part, split), len(inputs))
+        return plan_pairs(part, split)
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         row, real, of_target = chosen.gather(self._read)
@@ -279,6 +268,28 @@ class InputTarget(NextTokens, RowLayout):
         if lead:
             row[:, 0] = plan.prefixes[example]
         return row, place[1:] <= last, place[1:] > delimiter
+
+
+def check_pairs(corpus: Corpus) -> None:
+    """UserError for a corpus whose documents have not two segments."""
+    segments = corpus.fields["segments"].values if "segments" in corpus.fields else ("text",)
+    if len(segments) != 2:
+        raise UserError(
+            f"corpus {corpus.path} has documents of {', '.join(segments)}, where rows of input and target need two "
+            "segments: prepare it with --field INPUT --field TARGET, or of a parallel: source"
+        )
+
+
+def plan_pairs(part, split: str) -> PairsPlan:
+    """The documents of a part; the input is the segment that the corpus names first, the target the other one."""
+    sentences, documents = part.sentences(split), part.documents(split)
+    is_target = part.column(split, "segments") == 1
+    before = np.append(0, np.cumsum(np.diff(sentences) * is_target))[documents]
+    offsets, targets = sentences[documents], np.diff(before)
+    begins, inputs = offsets[:-1], np.diff(offsets) - targets
+    turned = is_target[documents[:-1]]  # a source added later may name its fields in another order
+    places = begins + np.where(turned, targets, 0), begins + np.where(turned, 0, inputs)
+    return PairsPlan(part, split, *places, inputs, targets, prefix_tokens(part, split), len(inputs))
 
 
 def delimiter_token(special: Mapping[str, int]) -> int:

@@ -14,9 +14,8 @@ import numpy as np
 
 from data_pipelines import noise
 from data_pipelines.errors import UserError
-from data_pipelines.examples.document_stream import DocumentStream, end_token
-from data_pipelines.examples.layout import Chosen, Feature, Piece, RowLayout
-from data_pipelines.examples.next_tokens import DocumentsPlan
+from data_pipelines.examples.layout import Chosen
+from data_pipelines.examples.text_to_text import Stretches, as_batch
 
 NOISE, TEXT = range(2)  # streams of draws: lengths of spans, and between them
 
@@ -75,19 +74,14 @@ def sizes_of(length: int, corruption: Corruption) -> Sizes:
 
 
 @dataclass(frozen=True)
-class SpanCorruption(RowLayout):
-    """Rows of a part's documents one after the other, each with its end token, cut every so many tokens; the last one
-    ends with them and begins as much earlier.
-
-    A batch holds, of the encoder, tokens and segments (1) [length]; of the decoder, decoder_tokens (the targets after
-    the token that pads), decoder_segments (1), targets and weights (1) [target_length].
+class SpanCorruption(Stretches):
+    """Stretches of text with spans replaced, which fill inputs and targets.
 
     Raises UserError where target_length is not that which follows.
     """
 
     least = 4
 
-    target_length: int
     corruption: Corruption = Corruption()
 
     def __post_init__(self):
@@ -104,39 +98,26 @@ class SpanCorruption(RowLayout):
         return sizes_of(self.length, self.corruption)
 
     @property
-    def tokens(self) -> int:
-        return self.length + self.target_length
-
-    @property
-    def spec(self) -> dict[str, Feature]:
-        return input_and_target(self.length, self.target_length)
+    def size(self):
+        return self.sizes.noise + self.sizes.text
 
     def check(self, corpus):
-        end_token(corpus)
-        corpus.require("pad")
+        super().check(corpus)
         if len(sentinels(corpus.special)) < self.sizes.spans:
             raise UserError(
                 f"corpus {corpus.path} has {len(sentinels(corpus.special))} sentinels, rows of length {self.length} "
                 f"need {self.sizes.spans}; prepare it with --specials t5, or with --sentinels 100"
             )
 
-    def plan(self, part, split: str, seed: int) -> DocumentsPlan:
-        documents = len(part.documents(split)) - 1
-        whole = Piece(part, 0, int(part.sentences(split)[-1]) + documents)
-        stream, size = DocumentStream([whole], split, seed, 0), self.sizes.noise + self.sizes.text
-        return DocumentsPlan(stream, -(-stream.total // size) if stream.total >= size else 0)
-
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
-        (text,) = chosen.gather(self._read)
-        special = chosen.plans[0].stream.special
+        text, special, end = self.stretches(chosen)
         hidden, begins = self._spans(keys)
         marks = np.array(sentinels(special)[: self.sizes.spans], np.int32)
-        end = np.full((len(text), 1), chosen.plans[0].stream.end, np.int32)
 
         def kept(stays, replaced):  # what stays, and a sentinel in place of each span of the rest
             with_marks = text.copy()
             with_marks[replaced] = np.tile(marks, len(text))
-            return np.concatenate([with_marks[stays | replaced].reshape(len(text), -1), end], axis=1)
+            return np.pad(with_marks[stays | replaced].reshape(len(text), -1), ((0, 0), (0, 1)), constant_values=end)
 
         return as_batch(kept(~hidden, begins & hidden), kept(hidden, begins & ~hidden), special["pad"])
 
@@ -150,13 +131,6 @@ class SpanCorruption(RowLayout):
         begins = np.zeros((len(keys), sizes.noise + sizes.text), bool)
         np.put_along_axis(begins, starts, True, axis=1)
         return np.cumsum(begins, axis=1) % 2 == 0, begins
-
-    def _read(self, plan: DocumentsPlan, _, example: np.ndarray) -> tuple[np.ndarray]:
-        """int32 [n, tokens]."""
-        size = self.sizes.noise + self.sizes.text
-        start = np.minimum(example * size, plan.stream.total - size)
-        tokens, _ = plan.stream.read(start, np.full(len(start), size))
-        return (tokens.reshape(len(start), size),)
 
 
 def _parts(bits: np.ndarray, parts: int) -> np.ndarray:
@@ -174,20 +148,3 @@ def sentinels(special) -> list[int]:
     while f"sentinel_{len(found)}" in special:
         found.append(special[f"sentinel_{len(found)}"])
     return found
-
-
-def input_and_target(length: int, target_length: int) -> dict[str, Feature]:
-    """The arrays of rows that an encoder reads and a decoder predicts."""
-    encoder, decoder = Feature((length,)), Feature((target_length,))
-    arrays = dict.fromkeys(("tokens", "segments"), encoder)
-    arrays |= dict.fromkeys(("decoder_tokens", "decoder_segments", "targets"), decoder)
-    return arrays | {"weights": decoder._replace(dtype=np.float32)}
-
-
-def as_batch(tokens: np.ndarray, targets: np.ndarray, start: int) -> dict[str, np.ndarray]:
-    """Full inputs and targets, int32 [n, length] and [n, target_length].   start: the token before each target's
-    first."""
-    shifted = np.insert(targets[:, :-1], 0, start, axis=1)
-    arrays = {"tokens": tokens, "segments": np.ones_like(tokens), "decoder_tokens": shifted}
-    arrays |= {"decoder_segments": np.ones_like(targets), "targets": targets}
-    return arrays | {"weights": np.ones(targets.shape, np.float32)}

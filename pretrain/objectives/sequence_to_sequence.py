@@ -8,12 +8,13 @@ from typing import ClassVar
 
 from data_pipelines.examples.document_stream import counts_with_ends, end_token
 from data_pipelines.examples.span_corruption import Corruption, SpanCorruption, sentinels
+from data_pipelines.examples.text_to_text import Halves, Pairs
 from models.core.ranges import COUNT, NOT_NEGATIVE, check_ranges
 from pretrain.objectives.next_token_prediction import next_token_terms
 from pretrain.objectives.objective import Objective, Phase
 from pretrain.objectives.protocols import EncoderDecoder
 
-SPANS = "span-corruption"
+SPANS, PAIRS, PREFIX, CAUSAL = "span-corruption", "input-target", "prefix", "causal"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,17 +38,24 @@ class SequenceToSequence(Objective):
     phase = PhaseWithTargets
     predictions: ClassVar[Mapping[str, tuple[str, str]]] = MappingProxyType({"lm": ("targets", "weights")})
 
-    layout: str = SPANS  # of rows: 'span-corruption', what stood where the input has sentinels
+    layout: str = SPANS
+    """Of rows: `span-corruption`, what stood where the input has sentinels; `input-target`, each of one of a document's
+    two segments; `prefix`, a text cut anywhere; `causal`, a text after an empty input."""
     corruption: Corruption = Corruption()
     z_loss: float = 0.0  # factor of the mean square of the softmax's log-normaliser (T5X: 1e-4)
 
     def __post_init__(self):
         check_ranges(self, {"z_loss": NOT_NEGATIVE}, "objective.")
-        if self.layout != SPANS:
-            raise ValueError(f"objective.layout={self.layout!r}: use {SPANS}")
+        if self.layout not in (SPANS, PAIRS, PREFIX, CAUSAL):
+            raise ValueError(f"objective.layout={self.layout!r}: use {SPANS}, {PAIRS}, {PREFIX} or {CAUSAL}")
+        if self.layout != SPANS and self.corruption != Corruption():
+            raise ValueError(f"objective.corruption: has no effect on objective.layout={self.layout}; leave it out")
 
     def rows(self, phase):
-        return SpanCorruption(phase.length, phase.target_length, self.corruption)
+        sizes = phase.length, phase.target_length
+        if self.layout == SPANS:
+            return SpanCorruption(*sizes, self.corruption)
+        return Pairs(*sizes) if self.layout == PAIRS else Halves(*sizes, causal=self.layout == CAUSAL)
 
     def weights(self, batch):
         return super().weights(batch) | ({"z": batch["weights"].sum()} if self.z_loss else {})
@@ -56,7 +64,10 @@ class SequenceToSequence(Objective):
         return {"lm": 1.0} | ({"z": self.z_loss} if self.z_loss else {})
 
     def token_counts(self, corpus, phase):
-        counts, sizes = counts_with_ends(corpus), self.rows(phase).sizes
+        counts = counts_with_ends(corpus)
+        if self.layout != SPANS:
+            return counts
+        sizes = self.rows(phase).sizes
         rows = counts.sum() / (sizes.noise + sizes.text)
         counts *= sizes.noise / (sizes.noise + sizes.text)
         counts[[*sentinels(corpus.special)[: sizes.spans], end_token(corpus)]] += rows

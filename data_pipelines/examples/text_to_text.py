@@ -1,0 +1,149 @@
+"""Rows of an input, which an encoder reads, and a target, which a decoder predicts: of documents with two segments, or
+of a text that is cut in two (Raffel et al. 2020, arXiv:1910.10683, sections 2.4 and 3.2.3)."""
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_pipelines import noise
+from data_pipelines.examples.document_stream import DocumentStream, end_token
+from data_pipelines.examples.layout import Chosen, Feature, Piece, RowLayout
+from data_pipelines.examples.next_tokens import DocumentsPlan, PairsPlan, check_pairs, plan_pairs
+
+CUT = 0  # the stream of draws of where a text is cut
+
+
+@dataclass(frozen=True)
+class TextToText(RowLayout):
+    """Base of such layouts. A batch holds, of the encoder, tokens and segments [length]; of the decoder, decoder_tokens
+    (the targets after the token that pads), decoder_segments, targets and weights [target_length]. Segments and weights
+    are 1, and 0 at padding."""
+
+    least = 4
+
+    target_length: int
+
+    @property
+    def tokens(self) -> int:
+        return self.length + self.target_length
+
+    @property
+    def spec(self) -> dict[str, Feature]:
+        encoder, decoder = Feature((self.length,)), Feature((self.target_length,))
+        arrays = dict.fromkeys(("tokens", "segments"), encoder)
+        arrays |= dict.fromkeys(("decoder_tokens", "decoder_segments", "targets"), decoder)
+        return arrays | {"weights": decoder._replace(dtype=np.float32)}
+
+    def check(self, corpus):
+        end_token(corpus)
+        corpus.require("pad")
+
+
+@dataclass(frozen=True)
+class Pairs(TextToText):
+    """Rows of one document each, of two segments: its control code, or another value's token, where it has one, the
+    input and an end token; and the target with one. What does not fit is cut from the ends."""
+
+    def check(self, corpus):
+        super().check(corpus)
+        check_pairs(corpus)
+
+    def plan(self, part, split: str, seed: int) -> PairsPlan:
+        return plan_pairs(part, split)
+
+    def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
+        tokens, inputs, targets, ends = chosen.gather(self._read)
+        return as_batch(tokens, targets, chosen.plans[0].part.corpus.special["pad"], inputs, ends)
+
+    def _read(self, plan: PairsPlan, _, example: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Inputs and targets, and the places of their end tokens: int32 [n, length], [n, target_length], int64 [n]."""
+        lead, end = int(plan.prefixes is not None), end_token(plan.part.corpus)
+
+        def read(begins, sizes, length, lead):
+            sizes = np.minimum(sizes + lead, length - 1)
+            row = plan.part.read(plan.split, "tokens", begins - lead, length).astype(np.int32)
+            row[np.arange(len(row)), sizes] = end
+            return row, sizes
+
+        tokens, inputs = read(plan.input_begins[example], plan.inputs[example], self.length, lead)
+        targets, ends = read(plan.target_begins[example], plan.targets[example], self.target_length, 0)
+        if lead:
+            tokens[:, 0] = plan.prefixes[example]
+        return tokens, inputs, targets, ends
+
+
+@dataclass(frozen=True)
+class Stretches(TextToText):
+    """Base of rows of a part's documents one after the other, each with its end token, cut every `size` tokens; the
+    last one ends with them and begins as much earlier."""
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """Tokens of the text of each row."""
+
+    def plan(self, part, split: str, seed: int) -> DocumentsPlan:
+        documents = len(part.documents(split)) - 1
+        whole = Piece(part, 0, int(part.sentences(split)[-1]) + documents)
+        stream = DocumentStream([whole], split, seed, 0)
+        return DocumentsPlan(stream, -(-stream.total // self.size) if stream.total >= self.size else 0)
+
+    def stretches(self, chosen: Chosen) -> tuple[np.ndarray, Mapping[str, int], int]:
+        """The text of each row int32 [n, size], the special tokens by role, and the one that ends documents."""
+
+        def read(plan: DocumentsPlan, _, example: np.ndarray) -> tuple[np.ndarray]:
+            start = np.minimum(example * self.size, plan.stream.total - self.size)
+            tokens, _ = plan.stream.read(start, np.full(len(start), self.size))
+            return (tokens.reshape(len(start), self.size),)
+
+        stream = chosen.plans[0].stream
+        return chosen.gather(read)[0], stream.special, stream.end
+
+
+@dataclass(frozen=True)
+class Halves(Stretches):
+    """Rows of a text cut anywhere, the first part of which is the input (a prefix language model), and an end token
+    behind both; or with `causal` of one that is all the target, of an input that is an end token alone."""
+
+    causal: bool = False
+
+    @property
+    def size(self):
+        return (self.target_length if self.causal else min(self.length, self.target_length)) - 1
+
+    def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
+        text, special, end = self.stretches(chosen)
+        cut = 1 + noise.below(noise.bits(keys, noise.counters(CUT, 1))[:, 0], self.size - 1)
+        cut = np.zeros_like(cut) if self.causal else cut
+
+        def row(begin, sizes, length):
+            at = begin[:, None] + np.arange(length)
+            tokens = np.take_along_axis(text, np.minimum(at, self.size - 1), axis=1)
+            tokens[np.arange(len(text)), sizes] = end
+            return tokens
+
+        tokens, targets = row(0 * cut, cut, self.length), row(cut, self.size - cut, self.target_length)
+        return as_batch(tokens, targets, special["pad"], cut, self.size - cut)
+
+
+def as_batch(
+    tokens: np.ndarray,
+    targets: np.ndarray,
+    start: int,
+    inputs: np.ndarray | None = None,
+    ends: np.ndarray | None = None,
+) -> dict[str, np.ndarray]:
+    """Inputs and targets, int32 [n, length] and [n, target_length].   start: the token before each target's first.
+    inputs, ends: int64 [n], the places of the end tokens, behind which is padding; None where rows are full."""
+
+    def real(array, ends):
+        return np.ones_like(array) if ends is None else (np.arange(array.shape[1]) <= ends[:, None]).astype(np.int32)
+
+    of_input, of_target = real(tokens, inputs), real(targets, ends)
+    targets = targets * of_target
+    shifted = np.insert(targets[:, :-1], 0, start, axis=1)
+    arrays = {"tokens": tokens * of_input, "segments": of_input, "decoder_tokens": shifted}
+    arrays |= {"decoder_segments": of_target, "targets": targets}
+    return arrays | {"weights": of_target.astype(np.float32)}
