@@ -56,7 +56,7 @@ def untied(folder):
 DENSE, DECODER = "bert.encoder.layer.1.output.dense.weight", "cls.predictions.decoder.weight"
 NORM = "electra.embeddings.LayerNorm.bias"
 DIFFERENT = {"width": 32, "positions": 16, "norm_epsilon": 1e-5}
-KNOWN = "openai-gpt, gpt2, longformer, roberta, transformer-xl, xlnet"
+KNOWN = "openai-gpt, gpt2, longformer, mt5, roberta, t5, transformer-xl, xlnet"
 # kind of the folder, what is done to it, config (a kind, changes of the folder's own, or one), what is said
 WRONG = {
     "every differing field, with the cure": (
