@@ -76,7 +76,7 @@ def dispatch(arguments: list[str], usage: str, commands: Iterable[str], run: Cal
             raise UserError(unknown("unknown command", command, commands))
         return run(command, rest) or 0
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print("error:", " ".join(str(error).split("\n")), file=sys.stderr)  # an option may have a line break
         return error.status
 
 

@@ -3,9 +3,8 @@
 import dataclasses
 import re
 import signal
-import sys
 
-from data_pipelines.command_line import end_with, parse, unknown
+from data_pipelines.command_line import dispatch, end_with, parse
 from data_pipelines.errors import UserError
 from tpu import control
 from tpu.accelerators import parse_accelerator
@@ -33,17 +32,8 @@ with the status of the run (75: stopped with a checkpoint)."""
 
 def main(arguments: list[str]) -> int:
     """Run a command -> exit status."""
-    command, *rest = arguments or ["--help"]
-    if command in ("-h", "--help"):
-        print(USAGE)
-        return 0
     try:
-        if command not in COMMANDS:
-            raise UserError(unknown("unknown command", command, COMMANDS))
-        return COMMANDS[command](rest)
-    except UserError as error:
-        print("error:", " ".join(str(error).split("\n")), file=sys.stderr)  # an option may have a line break
-        return 2
+        return dispatch(arguments, USAGE, COMMANDS, lambda command, rest: COMMANDS[command](rest))
     except KeyboardInterrupt:
         return 130
 
