@@ -80,8 +80,6 @@ class SpanCorruption(Stretches):
     Raises UserError where target_length is not that which follows.
     """
 
-    least = 4
-
     corruption: Corruption = Corruption()
 
     def __post_init__(self):

@@ -51,7 +51,8 @@ def row_bias(table: Array, queries: int, keys: int, buckets: Buckets, axis: str 
 
 
 def next_bias(table: Array, queries: int, places: int, filled: Array, buckets: Buckets) -> Array:
-    """The same of queries after `filled` i32[] of the places that keys have: f32[1, heads, queries, places]."""
+    """What is added to scores of queries that stand after the first `filled` i32[] of all `places` of the keys:
+    f32[1, heads, queries, places]."""
     biases = _by_distance(table, 1 - places, places - 1, buckets)
     begins = places - 1 - filled - jnp.arange(queries)
     rows = jax.vmap(lambda begin: jax.lax.dynamic_slice_in_dim(biases, begin, places, axis=1), out_axes=1)(begins)

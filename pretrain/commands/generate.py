@@ -142,7 +142,9 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
             if len(prompts) * len(found) > 1:
                 print(f"== prompt {index + 1}, text {which + 1}")
             more = more[:-1] if more[-1] in ends else more
-            print(_text(made, *(([], _in_place(made, encoded[index], more)) if has_encoder else (tokens, more)), stops))
+            if has_encoder:
+                tokens, more = [], _in_place(made, encoded[index], more)
+            print(_text(made, tokens, more, stops))
 
 
 def _program(options: Generate, opened: "Opened") -> Callable:
