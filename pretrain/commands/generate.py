@@ -143,7 +143,7 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
                 print(f"== prompt {index + 1}, text {which + 1}")
             more = more[:-1] if more[-1] in ends else more
             if has_encoder:
-                tokens, more = [], _in_place(made, encoded[index], more)
+                tokens, more = [], in_place(made, encoded[index], more)
             print(_text(made, tokens, more, stops))
 
 
@@ -174,7 +174,7 @@ def _program(options: Generate, opened: "Opened") -> Callable:
     return steered_program(aim, options.steering)
 
 
-def _in_place(made: Made, prompt: list[int], more: list[int]) -> list[int]:
+def in_place(made: Made, prompt: list[int], more: list[int]) -> list[int]:
     """A prompt with what was written for its sentinels in their place; what was written, where it has none."""
     marks = {token for role, token in made.special.items() if role.startswith("sentinel_")}
     if not marks & {*prompt}:

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import types
 
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ from data_pipelines.command_line import parse
 from data_pipelines.tokenizers import stored
 from pretrain.__main__ import main
 from pretrain.commands.export import export_model
-from pretrain.commands.generate import Generate, encode
+from pretrain.commands.generate import Generate, encode, in_place
 from pretrain.generation import decoding
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.objective import inputs_of
@@ -231,3 +232,12 @@ def test_a_masked_model_needs_a_mask_and_names_the_options_that_write_texts(bert
     named = "--sample, --temperature, --repetition-penalty, --stop, --words, --seed, --steering.step-size: no effect on"
     assert said.startswith(f"error: {named} a model that fills masks")
     assert "write [MASK] where a word is missing" in mistake(capsys, bert_run, "--prompt", "the")
+
+
+def test_what_is_written_for_sentinels_stands_in_their_place():
+    made = types.SimpleNamespace(special={"sentinel_0": 90, "sentinel_1": 91, "eod": 1})
+    prompt = [5, 90, 6, 91]
+    assert in_place(made, prompt, [90, 7, 8, 91, 9]) == [5, 7, 8, 6, 9]
+    assert in_place(made, prompt, [3, 91, 9, 90, 7]) == [5, 7, 6, 9]  # before the first of them, and in any order
+    assert in_place(made, prompt, [90, 7, 92]) == [5, 7, 92, 6, 91]  # one that nothing was written for stays
+    assert in_place(made, [5, 6], [90, 7]) == [90, 7]
