@@ -1,6 +1,5 @@
 """Prompts continued in one compiled loop, token by token, with a state of what was read: by one text each, or by beam
-search as transformers has it (with early_stopping=False): a prompt's texts of the best log probability, divided by a
-power of their length."""
+search as transformers has it: a prompt's texts of the best log probability, divided by a power of their length."""
 
 import contextlib
 import functools
@@ -25,21 +24,20 @@ from tpu.rules import activation_rules
 from tpu.xla import matmul_precision, small_product_options
 
 WORST = -1e9  # of what is there to fill places up
+NOTHING = -1  # in place of a token
 
 
 class Texts(NamedTuple):
     """Rows that are being written.
 
     tokens: i32[rows, max_tokens], of which `written` stand.   done: bool[rows], whether a stop token stands.
-    lengths: i32[rows], tokens with the prompt's.   seen: bool[rows, vocab], which of them stand; None if nobody asks.
-    read: the model's state of all but the last token.
+    lengths: i32[rows], tokens with the prompt's.   read: the model's state of all but the last token.
     """
 
     tokens: Array
     written: Array
     done: Array
     lengths: Array
-    seen: Array | None
     read: Any
 
 
@@ -49,7 +47,7 @@ class Beams(NamedTuple):
     tokens: i32[prompts, beams, max_tokens], of which `written` stand.   scores: their log probabilities, f32[prompts,
     beams].   ended: i32[prompts, beams, max_tokens].   worth: their scores by length, f32[prompts, beams]; WORST where
     there is none yet.   hopeful: bool[prompts], whether one may still become better.   going: bool[].
-    lengths: i32[prompts * beams], tokens with the prompt's.   seen: bool[prompts * beams, vocab] or None.
+    lengths: i32[prompts * beams], tokens with the prompt's.
     """
 
     tokens: Array
@@ -60,7 +58,6 @@ class Beams(NamedTuple):
     hopeful: Array
     going: Array
     lengths: Array
-    seen: Array | None
     state: Any
 
 
@@ -105,12 +102,11 @@ def write_texts(
     stop = jnp.array(decoding.stop, jnp.int32)
 
     def add(texts: Texts, logits: Array) -> Texts:
-        logits = penalised(logits, texts.seen, decoding.repetition_penalty)
+        logits = unrepeated(logits, decoding, prompts, texts.tokens, texts.written)
         new = choose(logits, fold(noise, texts.written), decoding)
         written = jax.lax.dynamic_update_slice_in_dim(texts.tokens, new[:, None], texts.written, axis=1)
-        seen = None if texts.seen is None else with_seen(texts.seen, new[:, None], True)
         done = texts.done | jnp.isin(new, stop)
-        return texts._replace(tokens=written, written=texts.written + 1, done=done, seen=seen)
+        return texts._replace(tokens=written, written=texts.written + 1, done=done)
 
     def step(texts: Texts) -> Texts:
         last = jax.lax.dynamic_slice_in_dim(texts.tokens, texts.written - 1, 1, axis=1)
@@ -121,10 +117,9 @@ def write_texts(
         return (texts.written < decoding.max_tokens) & ~texts.done.all()
 
     logits, known = first
-    rows = len(tokens)
+    rows, prompts = len(tokens), without_padding(tokens, segments)
     empty = jnp.zeros((rows, decoding.max_tokens), jnp.int32)
-    seen = first_seen(logits.shape, tokens, segments, decoding)
-    texts = Texts(empty, jnp.int32(0), jnp.zeros(rows, bool), segments.sum(1), seen, known)
+    texts = Texts(empty, jnp.int32(0), jnp.zeros(rows, bool), segments.sum(1), known)
     return jax.lax.while_loop(goes_on, step, add(texts, logits)).tokens
 
 
@@ -139,10 +134,9 @@ def search(
         logits, state = next_logits(model, params, last, beams.lengths, beams.state)
         return add(beams._replace(lengths=beams.lengths + 1, state=state), logits)
 
-    add = functools.partial(_add, model, decoding)
     (logits, state), prompts = first, len(tokens)
     of_beams = jnp.repeat(jnp.arange(prompts), decoding.beams)
-    seen = first_seen(logits.shape, tokens, segments, decoding)
+    add = functools.partial(_add, model, decoding, without_padding(tokens, segments)[of_beams])
     empty = jnp.zeros((prompts, decoding.beams, decoding.max_tokens), jnp.int32)
     worst = jnp.full(empty.shape[:2], WORST)
     beams = Beams(
@@ -154,16 +148,16 @@ def search(
         hopeful=jnp.ones(prompts, bool),
         going=jnp.bool(True),
         lengths=segments.sum(1)[of_beams],
-        seen=None if seen is None else seen[of_beams],
         state=model.take(state, of_beams),
     )
     return jax.lax.while_loop(lambda beams: beams.going, step, add(beams, logits[of_beams])).ended
 
 
-def _add(model: nn.Module, decoding: Decoding, beams: Beams, logits: Array) -> Beams:
-    """One token to each, by logits f32[prompts * beams, vocab]."""
+def _add(model: nn.Module, decoding: Decoding, before: Array, beams: Beams, logits: Array) -> Beams:
+    """One token to each, by logits f32[prompts * beams, vocab].   before: i32[prompts * beams, places], the prompts."""
     prompts, number = beams.scores.shape
-    log_probabilities = penalised(jax.nn.log_softmax(logits), beams.seen, decoding.repetition_penalty)
+    texts = beams.tokens.reshape(prompts * number, -1)
+    log_probabilities = unrepeated(jax.nn.log_softmax(logits), decoding, before, texts, beams.written)
     sums = beams.scores[..., None] + log_probabilities.reshape(prompts, number, -1)
     # Of all that may follow at least `number` do not end there: each beam has so many stop tokens.
     candidates = number * max(2, 1 + len(decoding.stop))
@@ -181,8 +175,10 @@ def _add(model: nn.Module, decoding: Decoding, beams: Beams, logits: Array) -> B
 
     scores, best = jax.lax.top_k(jnp.where(ends, scores + WORST, scores), number)
     rows = (jnp.arange(prompts)[:, None] * number + _of_each(parent, best)).reshape(-1)
-    seen = None if beams.seen is None else with_seen(beams.seen[rows], _of_each(new, best).reshape(-1, 1), True)
-    hopeful = beams.hopeful & ((worth[:, -1] == WORST) | (scores[:, 0] / by_length > worth[:, -1]))
+    if decoding.early_stopping == "never" and decoding.length_penalty > 0:
+        by_length = float(decoding.max_tokens) ** decoding.length_penalty
+    better = (scores[:, 0] / by_length > worth[:, -1]) & (decoding.early_stopping is not True)
+    hopeful = beams.hopeful & ((worth[:, -1] == WORST) | better)
     return Beams(
         _of_each(tokens, best),
         scores,
@@ -192,7 +188,6 @@ def _add(model: nn.Module, decoding: Decoding, beams: Beams, logits: Array) -> B
         hopeful,
         going=hopeful.any() & ~ends.all(),
         lengths=beams.lengths,
-        seen=seen,
         state=model.take(beams.state, rows),
     )
 
@@ -202,11 +197,40 @@ def _of_each(array: Array, index: Array) -> Array:
     return jnp.take_along_axis(array, index.reshape(*index.shape, *(1,) * (array.ndim - 2)), axis=1)
 
 
-def penalised(logits: Array, seen: Array | None, penalty: float) -> Array:
-    """Logits or log probabilities f32[rows, vocab], less for tokens seen, bool[rows, vocab]."""
-    if seen is None:
+def without_padding(tokens: Array, segments: Array) -> Array:
+    """Left-padded texts i32[rows, places] with NOTHING for padding."""
+    return jnp.where(segments > 0, tokens, NOTHING)
+
+
+def unrepeated(logits: Array, decoding: Decoding, prompts: Array, texts: Array, written: Array) -> Array:
+    """Logits or log probabilities f32[rows, vocab], less for tokens that stand in prompts or texts, and -inf for those
+    that would end an n-gram which does.
+
+    prompts: i32[rows, places], as of `without_padding`.   texts: i32[rows, n], of which `written` stand.
+    """
+    penalty, size = decoding.repetition_penalty, decoding.no_repeat_ngram_size
+    if penalty == 1 and not size:
         return logits
-    return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
+    whole, end = jnp.concatenate([prompts, texts], axis=1), prompts.shape[1] + written
+    if penalty != 1:
+        worse = jnp.where(logits < 0, logits * penalty, logits / penalty)
+        logits = jnp.where(repeating(whole, end, 1, logits.shape), worse, logits)
+    if size:
+        logits = jnp.where(repeating(whole, end, size, logits.shape), -jnp.inf, logits)
+    return logits
+
+
+def repeating(texts: Array, end: Array, size: int, shape: tuple[int, int]) -> Array:
+    """Which tokens end an n-gram of a size in texts i32[rows, places] before `end` that begins as the last one would
+    which stands there then, bool[rows, vocab]; with a size of 1 all that stand.   shape: of what comes back."""
+    if size > texts.shape[1]:
+        return jnp.zeros(shape, bool)
+    begun = jax.lax.dynamic_slice_in_dim(texts, end - size + 1, size - 1, axis=1)
+    ends = texts[:, size - 1 :]
+    same = (ends != NOTHING) & (jnp.arange(size - 1, texts.shape[1]) < end)
+    for place in range(size - 1):
+        same &= texts[:, place : place + ends.shape[1]] == begun[:, place, None]
+    return jnp.zeros(shape, bool).at[jnp.arange(len(texts))[:, None], ends].max(same)
 
 
 def likeliest(logits: Array, top_k: int, top_p: float) -> Array:
@@ -230,18 +254,6 @@ def choose(logits: Array, noise: Array, decoding: Decoding) -> Array:
         logits = likeliest(logits / decoding.temperature, decoding.top_k, decoding.top_p)
         logits += gumbel(noise, logits.shape[1:])
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-
-
-def first_seen(shape: tuple[int, int], tokens: Array, segments: Array, decoding: Decoding) -> Array | None:
-    """Which tokens stand in left-padded prompts, bool[rows, vocab]; None where no penalty asks."""
-    if decoding.repetition_penalty == 1:
-        return None
-    return with_seen(jnp.zeros(shape, bool), tokens, segments > 0)
-
-
-def with_seen(seen: Array, tokens: Array, real: Array | bool) -> Array:
-    """seen bool[rows, vocab] and tokens i32[rows, n], where they are real."""
-    return seen.at[jnp.arange(len(tokens))[:, None], tokens].max(real)
 
 
 def read(model: nn.Module, params: Params, tokens: Array, segments: Array, more: int) -> tuple[Array, Any]:

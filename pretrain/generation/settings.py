@@ -1,7 +1,7 @@
 """How a causal model's texts are chosen, and how strongly they are steered."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -15,6 +15,7 @@ RANGES = {
     "top_k": COUNT_OR_NONE,
     "top_p": Range("above 0 and at most 1", lambda x: 0 < x <= 1),
     "repetition_penalty": POSITIVE,
+    "no_repeat_ngram_size": COUNT_OR_NONE,
     "beams": COUNT,
     "length_penalty": Range("from -100 to 100", lambda x: abs(x) <= 100),
 }
@@ -45,11 +46,16 @@ class Decoding:
     repetition_penalty: float = 1.0
     """Divides the positive and multiplies the negative logits of tokens that stand in the prompt or the text: above 1
     they are less likely; CTRL's paper takes 1.2 (section 4.1; there of the text alone)."""
+    no_repeat_ngram_size: int = 0
+    """No so many tokens in a row stand twice in a text, which a decoder's prompt is part of; 0: they may."""
     beams: int = 1
     """Beam search with so many."""
     length_penalty: float = 1.0
     """With --beams: a finished beam's log probability is divided by its length to this power; above 0 prefers longer
     texts."""
+    early_stopping: bool | Literal["never"] = False
+    """With --beams: a search ends when it has as many finished texts as beams (True), when the best beam divided by
+    its length now is worse than they are (False), or by the length that makes it best (never)."""
     stop: Annotated[tuple[int, ...], tyro.conf.Suppress] = ()
     """A text ends with the first of these tokens."""
 
@@ -57,12 +63,12 @@ class Decoding:
         check_options(self, RANGES)
         if self.beams > 1 and self.sample:
             raise UserError(f"--beams {self.beams}: takes the likeliest, --sample draws; leave one of them out")
-        if self.beams == 1 and self.length_penalty != 1.0:
-            raise UserError(f"--length-penalty {self.length_penalty:g}: has no effect without --beams; give 2 or more")
-        for field, unset in ("temperature", 1.0), ("top_k", 0), ("top_p", 1.0):
-            value = getattr(self, field)
-            if value != unset and not self.sample:
-                raise UserError(f"--{field.replace('_', '-')} {value:g}: has no effect without --sample; add it")
+        drawn, searched = ("temperature", "top_k", "top_p"), ("length_penalty", "early_stopping")
+        needs = dict.fromkeys(drawn, (self.sample, "--sample; add it"))
+        needs |= dict.fromkeys(searched, (self.beams > 1, "--beams; give 2 or more"))
+        for field, (there, cure) in needs.items():
+            if not there and (value := getattr(self, field)) != getattr(Decoding, field):
+                raise UserError(f"--{field.replace('_', '-')} {value}: has no effect without {cure}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -192,7 +192,9 @@ MISTAKES = [  # arguments, what is said, whether before the run is read
     (["--prompt", "b"], "--prompt: is given twice; give it once, with all its values", True),
     (["--number", 10_001], "--number 10001: must be at least 1 and at most 10000", True),
     (["--stop", "a", "\udcff"], "--stop '\\udcff': is not UTF-8", True),
-    (["--length-penalty", 2], "--length-penalty 2: has no effect without --beams", True),
+    (["--length-penalty", 2], "--length-penalty 2.0: has no effect without --beams", True),
+    (["--early-stopping", "never"], "--early-stopping never: has no effect without --beams; give 2 or more", True),
+    (["--early-stopping", "true"], "--early-stopping 'true': use one of '", True),
 ]
 
 
@@ -216,12 +218,15 @@ def test_a_blank_line_among_prompts_and_a_file_that_is_not_there_are_named(tmp_p
 
 def test_every_setting_of_decoding_is_an_option_but_its_tokens_that_stop():
     given = {"max_tokens": 3, "top_k": 5, "top_p": 0.5, "repetition_penalty": 1.5, "temperature": 0.7}
+    given |= {"no_repeat_ngram_size": 2}
     options = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     drawn = parse(Generate, ["run", "--sample", *options, "--stop", "."], "generate")
-    searched = parse(Generate, ["run", "--beams", "3", "--length-penalty", "0.5"], "generate")
+    searching = {"beams": 3, "length_penalty": 0.5, "early_stopping": True}
+    options = [word for name, value in searching.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    searched = parse(Generate, ["run", *options], "generate")
     assert drawn.decoding == Decoding(sample=True, **given) and drawn.stop == (".",)
-    assert searched.decoding == Decoding(beams=3, length_penalty=0.5)
-    named = {*given, "sample", "beams", "length_penalty", "stop"}
+    assert searched.decoding == Decoding(**searching)
+    named = {*given, *searching, "sample", "stop"}
     assert named == {field.name for field in dataclasses.fields(Decoding)}
 
 

@@ -85,12 +85,23 @@ def test_the_likeliest_tokens_are_transformers_(name):
     assert NEW in lengths and len(lengths) > 2  # some end at once, some late, some never
 
 
-@pytest.mark.parametrize("name", ["gpt2", "t5"])
-def test_the_best_of_four_beams_are_transformers_(name):
-    given = prompts(48)  # in rows of 16
-    found = generate(*eloquent(name), given, dataclasses.replace(GREEDY, beams=4, length_penalty=0.5), number=3)
-    assert found == theirs(of_torch(name), given, number=3, num_beams=4, length_penalty=0.5)
+SEARCHES = [
+    ("gpt2", {"length_penalty": 0.6, "no_repeat_ngram_size": 3}),  # of two, theirs counts padding
+    ("gpt2", {"early_stopping": True}),
+    ("gpt2", {"early_stopping": "never"}),
+    ("t5", {"length_penalty": 0.5, "no_repeat_ngram_size": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), SEARCHES)
+def test_the_best_of_four_beams_are_transformers_(name, settings):
+    given, model = prompts(48), of_torch(name)  # in rows of 16
+    found = generate(*eloquent(name), given, dataclasses.replace(GREEDY, beams=4, **settings), number=3)
+    assert found == theirs(model, given, number=3, num_beams=4, **settings)
     assert len({len(text) for texts in found for text in texts}) > 3
+    for setting in settings:  # each makes a difference
+        others = {name: value for name, value in settings.items() if name != setting}
+        assert found != theirs(model, given, number=3, num_beams=4, **others)
 
 
 @pytest.mark.parametrize("depth", ["scan", "unroll"])
@@ -135,10 +146,12 @@ def test_rows_of_a_state_that_are_taken_go_on_as_those_that_were_read(name):
     assert np.abs(expected[0] - expected[2]).max() > 1e-2
 
 
-def test_a_penalty_for_repetition_is_transformers_(gpt2, torch_gpt2):
+def test_a_penalty_for_repetition_and_none_of_ngrams_are_transformers_(gpt2, torch_gpt2):
     same = [prompt for prompt in prompts(200) if len(prompt) == 6]  # theirs penalises padding, too
-    found = generate(*gpt2, same, dataclasses.replace(GREEDY, repetition_penalty=1.3))
-    assert found == theirs(torch_gpt2, same, repetition_penalty=1.3) != theirs(torch_gpt2, same)
+    settings = {"repetition_penalty": 1.1, "no_repeat_ngram_size": 3}
+    found = generate(*gpt2, same, dataclasses.replace(GREEDY, **settings))
+    assert found == theirs(torch_gpt2, same, **settings)
+    assert all(found != theirs(torch_gpt2, same, **{name: value}) for name, value in settings.items())
 
 
 def test_the_loop_is_compiled_by_the_options_for_few_rows(gpt2, monkeypatch):
@@ -152,8 +165,10 @@ def test_weights_that_are_ready_write_the_same(gpt2):
     assert generate(model, ready(model, gpt2[1]), prompts(), GREEDY) == generate(*gpt2, prompts(), GREEDY)
 
 
-def test_what_is_drawn_for_a_prompt_depends_on_seed_and_place_not_on_the_others(gpt2):
-    drawn = lambda given, seed: generate(*gpt2, given, DRAWN, seed, number=2)
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_what_is_drawn_for_a_prompt_depends_on_seed_and_place_not_on_the_others(name):
+    model = eloquent(name)
+    drawn = lambda given, seed: generate(*model, given, DRAWN, seed, number=2)
     first, second, third, fourth = prompts(4)
     many = drawn([first, second, third, fourth], 1)
     assert drawn([first, second, fourth, third], 1)[:2] == many[:2]
