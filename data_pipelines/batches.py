@@ -244,8 +244,12 @@ class RowExamples(Examples):
 
     def build(self, epoch: int | np.ndarray, example: np.ndarray) -> dict[str, np.ndarray]:
         """The examples (int64 [n], below `number`) as they look in an epoch (or one each): name -> array [n, ...]."""
+        return self.layout.build(*self.located(epoch, example))
+
+    def located(self, epoch: int | np.ndarray, example: np.ndarray) -> tuple[Chosen, np.ndarray]:
+        """Where they lie, and their keys, uint64 [n]."""
         part = np.searchsorted(self._firsts, example, "right") - 1
-        return self.layout.build(*self._chosen(epoch, part, example - self._firsts[part]))
+        return self._chosen(epoch, part, example - self._firsts[part])
 
     def fixed(self, limit: int) -> Iterator[np.ndarray]:
         """The examples of each batch of a fixed set, at most `limit` in all, spread over the split: int64 [n]."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,6 +47,13 @@ def _check_texts(options) -> None:
         for text in value if isinstance(value, tuple) else (value,):
             if isinstance(text, str) and text != text.encode("utf-8", "ignore").decode():
                 raise UserError(f"--{field.name.replace('_', '-')} {text!r}: is not UTF-8; write it so")
+
+
+def changed(options, prefix: str = "--", but: Collection[str] = ()) -> list[str]:
+    """The options that are not their defaults, as they are given, without some fields."""
+    fields = (field for field in dataclasses.fields(options) if field.name not in but)
+    named = {field.name: getattr(options, field.name) != field.default for field in fields}
+    return [prefix + name.replace("_", "-") for name, given in named.items() if given]
 
 
 def import_models() -> None:

@@ -1,51 +1,98 @@
 """`python -m pretrain eval`: figures on a run's held-out set, beside what guessing reaches."""
 
 import dataclasses
+import json
 import logging
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from rich.table import Table
-from tyro.conf import Positional
+from tyro.conf import Positional, UseAppendAction, arg
 
 from data_pipelines.command_line import Place
 from data_pipelines.errors import PassingError, UserError
 from data_pipelines.progress import doing
-from models.core.ranges import COUNT
-from pretrain.commands.common import import_models, parse_checked, wide_console
+from data_pipelines.tokenizers import prefixes
+from models.core.ranges import COUNT, SEED
+from pretrain.commands.common import changed, import_models, parse_checked, wide_console, writing
+from pretrain.generation.settings import Decoding
 
 if TYPE_CHECKING:
+    from pretrain.generation.targets import Asked
+    from pretrain.objectives.objective import Objective
     from pretrain.storage.run_directory import RunDirectory
     from pretrain.training.assembly import Assembly
-    from pretrain.training.opened import Restored
+    from pretrain.training.evaluate import Evaluators
+    from pretrain.training.opened import Opened, Restored
 
 log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Eval:
-    """Evaluate a run on its fixed held-out set."""
+    """Evaluate a run on its fixed held-out set, or what a model writes for inputs that have targets."""
 
     run: Positional[Place]
-    """Work directory of the run."""
+    """Work directory of the run; with --source also a Hugging Face folder."""
     all: bool = False
     """Every checkpoint, not only the newest."""
     corpus: str | None = None
     """Where the run's corpus is now, or several by name, if it has moved."""
     examples: int | None = None
-    """Rows of the held-out set: by default 1024, with --stride all."""
+    """Rows of the held-out set: by default 1024, with --stride and --source all."""
     memory: int | None = None
     """Positions that a language model remembers here, if not as many as in its recipe."""
     stride: int | None = None
     """Of all documents whole, in rows that begin so many tokens after each other and predict what no row before has."""
+    write: bool = False
+    """Of rows of input and target also write targets, and compare: BLEU, chrF, ROUGE, exact match and F1."""
+    source: str | None = None
+    """Write and compare these alone: documents of a source as of `prepare`, like jsonl:FILE or parallel:FILE,FILE."""
+    field: Annotated[tuple[str, ...], UseAppendAction] = ()
+    """Of jsonl: and other records, that of inputs, then that of targets; input and target unless told. More are further
+    targets of the same input."""
+    code: str | None = None
+    """Of --source: a control code to stand before each input."""
+    bleu_tokenizer: Literal["13a", "intl", "zh", "char", "none"] = "13a"
+    """How sacrebleu cuts words for BLEU: zh for Chinese, char for Japanese."""
+    decoding: Annotated[Decoding, arg(name="")] = Decoding()
+    seed: int = 0
+    """Of what is drawn."""
+    out: Path | None = None
+    """A file of JSON lines for inputs, targets and what was written."""
+
+
+OF_TARGETS = "bleu_tokenizer", "seed", "out"
+OF_SOURCES = "field", "code"
+OF_RUNS = "all", "corpus", "memory", "stride", "write"
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = parse_checked(Eval, arguments, "eval", {"examples": COUNT})
+    options = parse_checked(Eval, arguments, "eval", {"examples": COUNT, "seed": SEED})
+    _check(options)
     import_models()
     evaluate(options)
     return 0
+
+
+def _check(options: Eval) -> None:
+    """UserError for options that do not go together."""
+
+    def given(names: Sequence[str]) -> list[str]:
+        return changed(options, but={field.name for field in dataclasses.fields(options)} - {*names})
+
+    found = [*given(OF_TARGETS), *changed(options.decoding)]
+    if found and not options.write and options.source is None:
+        raise UserError(f"{', '.join(found)}: no effect where no targets are written; add --write or --source")
+    if (found := given(OF_SOURCES)) and options.source is None:
+        raise UserError(f"{', '.join(found)}: no effect without --source; add it, or leave them out")
+    if (found := given(OF_RUNS)) and options.source is not None:
+        raise UserError(f"{', '.join(found)}: no effect with --source, whose targets alone are written; leave them out")
+    if options.out is not None:
+        with writing(options.out):
+            options.out.parent.mkdir(parents=True, exist_ok=True)
 
 
 def evaluate(options: Eval) -> dict[str, float]:
@@ -55,7 +102,10 @@ def evaluate(options: Eval) -> dict[str, float]:
     from pretrain.training.opened import open_model
     from pretrain.training.placement import of_phase, stages
 
-    directory, newest = RunDirectory(options.run), open_model(options.run).run
+    if options.source is not None:
+        return _of_source(options)
+    directory, opened = RunDirectory(options.run), open_model(options.run)
+    newest = opened.run
     if newest is None:
         raise UserError(f"eval {options.run}: a Hugging Face folder has no objective and no corpus; give a run")
     assembly = newest.assembly if options.memory is None else _remembering(newest.assembly, options.memory)
@@ -63,23 +113,106 @@ def evaluate(options: Eval) -> dict[str, float]:
     examples = options.examples or (1024 if options.stride is None else sys.maxsize)
     placed = newest.stages if assembly is newest.assembly else stages(assembly, newest.mesh)
     steps = sorted({newest.step, *(directory.checkpoint_steps() if options.all else [])})
-    columns, evaluator, phase = {}, None, None
+    columns, evaluator, phase, comparisons = {}, None, None, {}
     for step in steps:
         restored = newest if step == newest.step else _restored(directory, step)
         if restored is None:
             continue
+        at = opened.at(restored)
         if phase != restored.phase:
             phase = restored.phase
             evaluator = Evaluators(of_phase(placed, phase), directory.open_corpora(options.corpus), examples)
+            comparisons = of_held_out(options, at, evaluator) if options.write else {}
         doing(f"evaluating step {step}")
         columns[f"step {step}"] = evaluator(restored.params, restored.frozen, step)
+        for place, compared in comparisons.items():
+            found = compared(at).items()
+            columns[f"step {step}"] |= {f"{place}/{name}" if place else name: value for name, value in found}
     columns["unigram"] = evaluator.baselines()
-    table = Table("", *columns, title=f"held-out figures of {options.run}")
+    _print(f"held-out figures of {options.run}", columns, [*comparisons.values()], options.out)
+    return columns[f"step {newest.step}"]
+
+
+def _of_source(options: Eval) -> dict[str, float]:
+    """Print figures of what is written for the inputs of a source -> these."""
+    from data_pipelines.formats.table import parse
+    from pretrain.generation import targets
+    from pretrain.training.opened import open_model
+
+    source = parse(options.source, fields=options.field or ("input", "target"))
+    if options.field and not hasattr(source.options, "fields"):
+        raise UserError(f"--field {options.field[0]}: --source {source} does not read it; leave it out")
+    opened = open_model(options.run)
+    lead = [] if options.code is None else [prefixes.token(opened.tokenizer, options.code)]
+    asked, left_out = targets.of_source(source, opened.tokenizer, options.examples or sys.maxsize, lead)
+    for said in left_out:
+        log.warning("--source %s: %s", options.source, said)
+    compared = Comparison(options, opened, opened.objective, asked)
+    found = compared(opened)
+    _print(f"targets of {options.source}", {opened.name: found}, [compared], options.out)
+    return found
+
+
+def of_held_out(options: Eval, opened: "Opened", evaluators: "Evaluators") -> "dict[str, Comparison]":
+    """Of each task and corpus whose rows are inputs and targets; UserError where none's are."""
+    from pretrain.generation import targets
+    from pretrain.objectives.next_token_prediction import INPUT_TARGET
+
+    found = {}
+    for place, one in evaluators.of.items():
+        if getattr(one.objective, "layout", None) == INPUT_TARGET:
+            asked = targets.of_corpus(one.held_out, opened.tokenizer, one.examples)
+            found[place] = Comparison(options, opened, one.objective, asked)
+    if not found:
+        raise UserError(
+            "--write: the run has no rows of input and target (objective.layout=input-target); give --source with some"
+        )
+    return found
+
+
+class Comparison:
+    """Some inputs with their targets, which are compared with what a model writes.
+
+    signature: of the last BLEU.   texts: that were written last.
+    """
+
+    def __init__(self, options: Eval, opened: "Opened", objective: "Objective | None", asked: "list[Asked]"):
+        from pretrain.generation.targets import begun
+
+        self.options, self.asked, self.signature, self.texts = options, asked, "", []
+        self.prompts = begun(asked, opened, objective, options.decoding)
+
+    def __call__(self, opened: "Opened") -> dict[str, float]:
+        """The figures of `metrics`, in percent."""
+        from pretrain import metrics
+        from pretrain.generation.targets import write
+
+        doing(f"writing {len(self.prompts):,} targets")
+        self.texts = write(opened, self.prompts, self.options.decoding, self.options.seed)
+        targets = [one.targets for one in self.asked]
+        found, self.signature = metrics.figures(self.texts, targets, self.options.bleu_tokenizer)
+        return found
+
+
+def _print(
+    title: str, columns: dict[str, dict[str, float]], comparisons: "Sequence[Comparison]", out: Path | None
+) -> None:
+    """The table; of targets also how they were compared, and a line each into a file."""
+    from pretrain.storage.run_directory import write_whole
+
+    table = Table("", *columns, title=title)
     for name in dict.fromkeys(name for figures in columns.values() for name in figures):
         cells = (f"{figures[name]:.4f}" if name in figures else "" for figures in columns.values())
         table.add_row(name.replace("_", " "), *cells)
-    wide_console().print(table)
-    return columns[f"step {newest.step}"]
+    console = wide_console()
+    console.print(table)
+    for one in comparisons:
+        console.print(f"{len(one.asked):,} targets, from BLEU on in percent; BLEU {one.signature}", highlight=False)
+    if out is not None:
+        pairs = (pair for one in comparisons for pair in zip(one.asked, one.texts, strict=True))
+        lines = ({"input": one.text, "targets": one.targets, "written": text} for one, text in pairs)
+        with writing(out):
+            write_whole(out, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 
 def _restored(directory: "RunDirectory", step: int) -> "Restored | None":

@@ -15,7 +15,7 @@ from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers import prefixes
 from data_pipelines.tokenizers.made import Made
 from models.core.ranges import SEED, Range
-from pretrain.commands.common import OfModel, import_models, parse_checked
+from pretrain.commands.common import OfModel, changed, import_models, parse_checked
 from pretrain.generation.settings import Decoding, Steering
 from pretrain.prompting.prompts import unescaped
 
@@ -103,35 +103,29 @@ def _prompts(options: Generate, given: bool) -> list[str]:
 
 def _of_texts_alone(options: Generate) -> list[str]:
     """The options given, other than their defaults, that say how texts are written."""
-    groups = ("--", options.decoding), ("--", options), ("--steering.", options.steering)
-    return [
-        prefix + field.name.replace("_", "-")
-        for prefix, of in groups
-        for field in dataclasses.fields(of)
-        if field.name not in (*OF_FILLINGS, "decoding", "steering") and getattr(of, field.name) != field.default
-    ]
+    of_all = changed(options, but=(*OF_FILLINGS, "decoding", "steering"))
+    return [*changed(options.decoding), *of_all, *changed(options.steering, "--steering.")]
 
 
 def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> None:
+    from pretrain.generation import targets
     from pretrain.generation.decoding import generate
-    from pretrain.objectives.next_token_prediction import delimiter
     from pretrain.objectives.protocols import EncoderDecoder
     from tpu.mesh import divided_by
 
     made, has_encoder = opened.tokenizer, isinstance(opened.module, EncoderDecoder)
     encoded, stops = encode(made, prompts), [unescaped(written) for written in options.stop]
     ends = {tokens[0] for tokens in encode(made, stops) if len(tokens) == 1}
-    ends |= {made.special[role] for role in ("eod", "sep") if role in made.special}
+    ends |= targets.ends(made)
     decoding = dataclasses.replace(options.decoding, stop=tuple(sorted(ends)))
     number, program = options.number or 1, _program(options, opened)
     before = [] if options.code is None else [prefixes.token(made, options.code)]
-    printed, behind = encoded, []
-    if (token := delimiter(opened.objective, made.special)) is not None:
-        print("the run's rows are input and target: each prompt is an input, after which its target is written")
-        printed, behind = [[] for _ in encoded], [token]
-    if has_encoder:  # which reads sentinels, and the token that ends texts
+    behind = targets.behind(opened.module, opened.objective, made)
+    if has_encoder:  # which reads sentinels
         encoded = [made.tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts]
-        behind = [made.special["eod" if "eod" in made.special else "sep"]]
+    elif behind:
+        print("the run's rows are input and target: each prompt is an input, after which its target is written")
+    printed = [[] for _ in encoded] if behind else encoded
     begun = [before + tokens + behind for tokens in encoded]
     opened.warn_beyond_trained(max(map(len, begun)) + (0 if has_encoder else decoding.max_tokens - 1))
     doing("compiling, then writing")
@@ -143,7 +137,7 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
                 print(f"== prompt {index + 1}, text {which + 1}")
             more = more[:-1] if more[-1] in ends else more
             if has_encoder:
-                tokens, more = [], in_place(made, encoded[index], more)
+                more = in_place(made, encoded[index], more)
             print(_text(made, tokens, more, stops))
 
 

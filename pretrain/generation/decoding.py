@@ -33,12 +33,14 @@ def generate(
     number: int = 1,
     mesh: Mesh | None = None,
     program: Callable = program,
+    tell: Callable[[int], object] = lambda texts: None,
 ) -> list[list[list[int]]]:
     """For each prompt `number` continuations, without the prompt, up to the first stop token with it.
 
     What is drawn for a prompt depends on the seed, its place among the prompts, and which of its continuations it is.
     mesh: where the parameters lie cut over several devices, that of them.   program: what writes them, as
-    `loop.program` does.   UserError for what cannot be continued.
+    `loop.program` does.   tell: is told after each batch how many prompts it had.   UserError for what cannot be
+    continued.
     """
     _check(model, prompts, decoding, number)
     mesh = mesh or row_mesh(jax.local_devices(), [1])
@@ -57,6 +59,7 @@ def generate(
                 for text in written[:number].tolist():
                     end = next((place for place, token in enumerate(text) if token in decoding.stop), len(text))
                     found[prompt].append(text[: end + 1])
+        tell(len({prompt for prompt, _ in batch}))
     return found
 
 

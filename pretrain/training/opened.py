@@ -136,6 +136,10 @@ class Opened(NamedTuple):
         """For titles."""
         return str(self.source) if self.step is None else f"{self.source} at step {self.step}"
 
+    def at(self, restored: Restored) -> "Opened":
+        """The same run at another of its checkpoints."""
+        return self._replace(params=merge(restored.params, restored.frozen), run=restored)
+
     def check_decodes(self) -> None:
         """UserError unless it is a causal decoder."""
         if not isinstance(self.module, CausalDecoder):
