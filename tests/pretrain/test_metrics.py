@@ -36,6 +36,7 @@ def test_answers_are_compared_as_squad_s_program_does():
     assert metrics.exact_match(["Paris", "theatre"], [("paris",), ("atre",)]) == 50
     assert metrics.f1(["The cat and the dog"], [("dog and dog",)]) == pytest.approx(100 * 2 / 3)  # 2 of 3 and of 3
     assert metrics.f1(["b b c", "x"], [("b d", "b c"), ("y",)]) == pytest.approx(100 * (0.8 + 0) / 2)
+    assert metrics.f1(["b b c"], [("b b",)]) == 80  # as often as in both
     assert metrics.f1(["", "the.", "a", "b"], [("",), ("!",), ("b",), ("",)]) == 50  # nothing is nothing
 
 

@@ -69,10 +69,11 @@ def heard(monkeypatch):
 
 
 def figures(capsys, *arguments):
-    """What is printed, by name."""
+    """What is printed, by name, and the last line."""
     assert main(["eval", *map(str, arguments)]) == 0
-    cells = [line.split("│")[1:3] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
-    return {name.strip(): value.strip() for name, value in cells}
+    printed = capsys.readouterr().out.splitlines()
+    cells = [line.split("│")[1:3] for line in printed if line.startswith("│")]
+    return {name.strip(): value.strip() for name, value in cells} | {"last": printed[-1]}
 
 
 def mistake(capsys, *arguments):
@@ -153,13 +154,14 @@ def test_a_source_has_one_target_of_an_input_or_several(t5_run, heard, several, 
     ]
     assert lines(tmp_path / "out") == expected
     assert "records without the field: 1, the first in" in caplog.text
-    assert figures(capsys, t5_run, "--source", several, *fields("de", "two"))["exact match"] == "0.0000"
+    cut = figures(capsys, t5_run, "--source", several, *fields("de", "two"), "--bleu-tokenizer", "char")
+    assert cut["exact match"] == "0.0000" and cut["last"].startswith("6 targets") and "|tok:char|" in cut["last"]
     figures(capsys, t5_run, *given, "--examples", 3)
     assert [line["input"] for line in lines(tmp_path / "out")] == ["Haus 0", "Haus 2", "Haus 4"]
 
 
 def test_a_long_text_of_a_source_is_one_again(tmp_path, t5_run):
-    long = "".join(f"line {n}\n" for n in range(40_000))
+    long = "".join(f"line {n}\n" for n in range(80_000))  # of several pieces
     (tmp_path / "a.jsonl").write_text(json.dumps({"a": long, "b": long[::-1]}))
     source = parse(f"jsonl:{tmp_path}/a.jsonl", fields=("a", "b"))
     asked, said = targets.of_source(source, stored.load(t5_run / "tokenizer"), 5, [])
@@ -171,7 +173,10 @@ def test_a_folder_writes_the_targets_that_its_run_writes(t5_run, tmp_path, capsy
     (tmp_path / "a").write_text("Zahl 3\nZahl 4\n"), (tmp_path / "b").write_text("number 3\nnumber 4\n")
     given = ["--source", f"parallel:{tmp_path}/a,{tmp_path}/b", "--max-tokens", 8, "--sample", "--seed", 3]
     found = [figures(capsys, run, *given, "--out", tmp_path / "out") for run in (t5_run, tmp_path / "hf")]
-    assert found[0] == found[1] and any(line["written"] for line in lines(tmp_path / "out"))
+    written = lines(tmp_path / "out")
+    assert found[0] == found[1] and any(line["written"] for line in written)
+    figures(capsys, t5_run, *given[:-1], 4, "--out", tmp_path / "out")
+    assert lines(tmp_path / "out") != written
 
 
 MISTAKES = [
