@@ -20,12 +20,12 @@ from pretrain.commands.common import changed, import_models, parse_checked, wide
 from pretrain.generation.settings import Decoding
 
 if TYPE_CHECKING:
-    from pretrain.generation.targets import Asked
     from pretrain.objectives.objective import Objective
     from pretrain.storage.run_directory import RunDirectory
     from pretrain.training.assembly import Assembly
     from pretrain.training.evaluate import Evaluators
     from pretrain.training.opened import Opened, Restored
+    from pretrain.training.targets import Asked
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ def evaluate(options: Eval) -> dict[str, float]:
 def _of_source(options: Eval) -> dict[str, float]:
     """Print figures of what is written for the inputs of a source -> these."""
     from data_pipelines.formats.table import parse
-    from pretrain.generation import targets
+    from pretrain.training import targets
     from pretrain.training.opened import open_model
 
     source = parse(options.source, fields=options.field or ("input", "target"))
@@ -155,8 +155,8 @@ def _of_source(options: Eval) -> dict[str, float]:
 
 def of_held_out(options: Eval, opened: "Opened", evaluators: "Evaluators") -> "dict[str, Comparison]":
     """Of each task and corpus whose rows are inputs and targets; UserError where none's are."""
-    from pretrain.generation import targets
     from pretrain.objectives.next_token_prediction import INPUT_TARGET
+    from pretrain.training import targets
 
     found = {}
     for place, one in evaluators.of.items():
@@ -177,7 +177,7 @@ class Comparison:
     """
 
     def __init__(self, options: Eval, opened: "Opened", objective: "Objective | None", asked: "list[Asked]"):
-        from pretrain.generation.targets import begun
+        from pretrain.training.targets import begun
 
         self.options, self.asked, self.signature, self.texts = options, asked, "", []
         self.prompts = begun(asked, opened, objective, options.decoding)
@@ -185,7 +185,7 @@ class Comparison:
     def __call__(self, opened: "Opened") -> dict[str, float]:
         """The figures of `metrics`, in percent."""
         from pretrain import metrics
-        from pretrain.generation.targets import write
+        from pretrain.training.targets import write
 
         doing(f"writing {len(self.prompts):,} targets")
         self.texts = write(opened, self.prompts, self.options.decoding, self.options.seed)

@@ -108,9 +108,9 @@ def _of_texts_alone(options: Generate) -> list[str]:
 
 
 def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> None:
-    from pretrain.generation import targets
     from pretrain.generation.decoding import generate
     from pretrain.objectives.protocols import EncoderDecoder
+    from pretrain.training import targets
     from tpu.mesh import divided_by
 
     made, has_encoder = opened.tokenizer, isinstance(opened.module, EncoderDecoder)

@@ -20,11 +20,11 @@ from pretrain.__main__ import main
 from pretrain.commands.eval import Eval, of_held_out
 from pretrain.commands.export import export_model
 from pretrain.commands.generate import encode
-from pretrain.generation import targets
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
 from pretrain.objectives.sequence_to_sequence import SequenceToSequence
 from pretrain.recipe import Phase
+from pretrain.training import targets
 from pretrain.training.assembly import assemble
 from pretrain.training.evaluate import Evaluator
 from pretrain.training.opened import Opened, Restored
