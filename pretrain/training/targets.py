@@ -55,7 +55,7 @@ def ends(made: Made) -> set[int]:
 
 def of_corpus(examples: RowExamples, made: Made, limit: int) -> list[Asked]:
     """Documents of rows of input and target, those of their fixed set, but whole; texts are of the stored tokens."""
-    tokens, asked = [], []
+    tokens = []
     for chosen in examples.fixed(limit):
         for plan, _, documents in examples.located(0, chosen)[0].groups:
             sides = (plan.input_begins, plan.inputs), (plan.target_begins, plan.targets)
@@ -64,9 +64,7 @@ def of_corpus(examples: RowExamples, made: Made, limit: int) -> list[Asked]:
                 lead = [] if plan.prefixes is None else [int(plan.prefixes[document])]
                 tokens.append((lead, *(side.tolist() for side in read)))
     texts = zip(*(made.tokenizer.decode_batch([of[side] for of in tokens]) for side in (1, 2)), strict=True)
-    for (lead, read, _), (text, target) in zip(tokens, texts, strict=True):
-        asked.append(Asked(lead + read, text, (target,)))
-    return asked
+    return [Asked(lead + read, text, (target,)) for (lead, read, _), (text, target) in zip(tokens, texts, strict=True)]
 
 
 def of_source(source: Source, made: Made, limit: int, lead: Sequence[int]) -> tuple[list[Asked], list[str]]:
