@@ -136,13 +136,18 @@ def _scale_by_factored_squares(table: list[Parameter], vocab_size: int) -> optax
     square, clipped for each parameter of each layer."""
     of_path = {parameter.path: parameter for parameter in table}
 
-    def init(params: Params) -> FactoredSquares:
-        rows, columns = {}, {}
-        for path, leaf in leaves(params):
-            factored, one = decays(of_path[path]), leaf[..., :1]
-            rows[path] = jnp.zeros_like(one if factored else leaf)
-            columns[path] = jnp.zeros_like(leaf[..., :1, :] if factored else one)
-        return FactoredSquares(jnp.int32(0), nest(rows), nest(columns))
+    def factored(keys) -> bool:
+        return decays(of_path["/".join(key.key for key in keys)])
+
+    def init(params: Params) -> FactoredSquares:  # by maps alone: optax hands it no dict to find what is of parameters
+        def row(keys, leaf):
+            return jnp.zeros_like(leaf[..., :1] if factored(keys) else leaf)
+
+        def column(keys, leaf):
+            return jnp.zeros_like(leaf[..., :1, :] if factored(keys) else leaf[..., :1])
+
+        of = jax.tree_util.tree_map_with_path
+        return FactoredSquares(jnp.int32(0), of(row, params), of(column, params))
 
     def update(gradients: Params, state: FactoredSquares, params: Params, *, finite: Array | bool = True):
         count = state.count + jnp.where(finite, 1, 0)
