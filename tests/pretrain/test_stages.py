@@ -244,6 +244,12 @@ def test_tasks_that_cannot_be_told_apart_or_read_what_is_not_there_are_refused(b
     with pytest.raises(UserError, match="--corpus: task next reads b=DIR, there is a; give it, too"):
         check_data(recipe, open_corpora(f"a={corpus_path}", {}))
     fields = json.loads(to_json(recipe))
+    double = to_json(recipe).replace('"corpus": "a"', '"corpus": "a", "corpus": "b"')
+    with pytest.raises(UserError, match="^corpus: is there twice in one object; leave one of them out"):
+        from_json(double)
+    empty = fields | {"phases": [fields["phases"][0] | {"tasks": []}]}
+    with pytest.raises(UserError, match="phases.0.tasks: is empty; give tasks, or leave it out"):
+        from_json(json.dumps(empty))
     fields["phases"][0]["tasks"][1]["objective"]["kind"] = "next-word"
     with pytest.raises(UserError, match="phases.0.tasks.1.objective.kind: this version has no next-word"):
         from_json(json.dumps(fields))
