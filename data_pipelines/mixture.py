@@ -24,7 +24,7 @@ from data_pipelines.order import ONE_LANE, Order, distinct, permute, permute_eac
 
 BLOCK = 2048  # rows of a lane that have an exact number of each corpus
 PARTS = 1 << 40  # that rates are whole numbers of
-FORMS = "use proportional, proportional:LIMIT, temperature:T, temperature:T,LIMIT, smoothed:S, equal or given:R,R,..., like smoothed:0.7"
+FORMS = "use proportional[:LIMIT], temperature:T[,LIMIT], smoothed:S, equal or given:R,R,..., like smoothed:0.7"
 
 
 def parse_rates(text: str, sizes: Mapping[str, int], setting: str = "mixture") -> dict[str, float]:

@@ -31,6 +31,9 @@ class Eval:
     """Work directory of the run."""
     all: bool = False
     """Every checkpoint, not only the newest."""
+    best: str | None = None
+    """In place of the newest the one with the lowest held-out loss: of a task, by its name, or of the run, by the name
+    loss."""
     corpus: str | None = None
     """Where the run's corpus is now, or several by name, if it has moved."""
     examples: int | None = None
@@ -55,7 +58,7 @@ def evaluate(options: Eval) -> dict[str, float]:
     from pretrain.training.opened import open_model
     from pretrain.training.placement import of_phase, stages
 
-    directory, newest = RunDirectory(options.run), open_model(options.run).run
+    directory, newest = RunDirectory(options.run), open_model(options.run, best_of=options.best).run
     if newest is None:
         raise UserError(f"eval {options.run}: a Hugging Face folder has no objective and no corpus; give a run")
     assembly = newest.assembly if options.memory is None else _remembering(newest.assembly, options.memory)
