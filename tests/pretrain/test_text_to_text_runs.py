@@ -5,6 +5,7 @@ import io
 import json
 import math
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -21,7 +22,7 @@ from pretrain.schedules import Schedule
 from pretrain.storage.best import best
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training import loop, opened
+from pretrain.training import evaluate, loop, opened
 from pretrain.training.data import task_rates
 from pretrain.training.opened import best_step, open_model
 from pretrain.training.run import run
@@ -76,6 +77,19 @@ def test_tasks_of_text_and_pairs_go_on_bit_for_bit_and_the_best_of_each_stays(co
     said = capsys.readouterr().out
     assert f"step {step}" in said and f"{found[step]['upper/loss']:.4f}" in said
     assert open_model(whole, best_of="spans").step == best_step(RunDirectory(whole), "spans")
+
+
+def test_a_task_of_several_corpora_has_one_loss_by_their_rates(corpora, monkeypatch):
+    causal = SequenceToSequence("causal")
+    tasks = Task("one", causal, corpus="text"), Task("all", causal)
+    phase = PhaseWithTargets(1.0, 32, 8, target_length=8, tasks=tasks, rates="given:1,3")
+    assembly = SimpleNamespace(recipe=tiny.t5(phases=(phase,), mixture="given:1,4"))
+    losses = iter([5.0, 2.0, 1.0])
+    monkeypatch.setattr(evaluate, "Evaluator", lambda *rest: (lambda loss: lambda *state: {"loss": loss})(next(losses)))
+    stages = {task.name: SimpleNamespace(task=task, assembly=assembly, index=0) for task in tasks}
+    found = evaluate.Evaluators(stages, open_corpora(corpora, {}), 4)(None, None, 0)
+    of_each = {"one/loss": 5.0, "all/text/loss": 2.0, "all/pairs/loss": 1.0}
+    assert found == pytest.approx(of_each | {"all/loss": 1.2, "loss": 0.25 * 5 + 0.75 * 1.2})
 
 
 LOSSES = {3: 5.0, 6: 3.0, 9: 4.0, 12: 3.0, 15: math.nan, 18: 3.5, 20: 9.0}
