@@ -226,8 +226,8 @@ def check(recipe: Recipe) -> None:
 
 def _check_tasks(phase: Phase, prefix: str) -> None:
     names = [task.name for task in phase.tasks]
-    if len({*names, ""}) <= len(names) or "/" in "".join(names):
-        raise ValueError(f"{prefix}tasks: are named {names}; give each a name of its own, without /")
+    if len({*names, "", "loss"}) < len(names) + 2 or "/" in "".join(names):
+        raise ValueError(f"{prefix}tasks: are named {names}; give each a name of its own, other than loss, without /")
     if phase.rates and (not phase.tasks or any(task.rate != 1.0 for task in phase.tasks)):
         what = "says how often each task comes; leave out the rate of each" if phase.tasks else "needs tasks"
         raise ValueError(f"{prefix}rates={phase.rates}: {what}")

@@ -238,6 +238,13 @@ def test_tasks_that_cannot_be_told_apart_or_read_what_is_not_there_are_refused(b
         UserError, match=r"phases.0.tasks: are named \['masked', 'masked'\]; give each a name of its own"
     ):
         check(twice)
+    for name in ("", "loss", "a/b"):
+        with pytest.raises(UserError, match="a name of its own, other than loss, without /"):
+            check(
+                dataclasses.replace(
+                    twice, phases=(Phase(1.0, 32, 8, tasks=(dataclasses.replace(TASKS[0], name=name),)),)
+                )
+            )
     beside = dataclasses.replace(recipe.phases[0], objective=TOKENS_ALONE)
     with pytest.raises(UserError, match="phases.0.objective: has no effect beside tasks; leave one of them out"):
         check(dataclasses.replace(recipe, phases=(beside,)))
