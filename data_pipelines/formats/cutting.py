@@ -76,8 +76,8 @@ def document_of(record: Mapping, source, where: str, problems: Problems) -> Iter
     for name in source.options.fields:
         one = record[name]
         if not isinstance(one, str | bytes) or len(one) > files.LARGEST_RECORD:
-            problem = TOO_LONG if isinstance(one, str | bytes) else NOT_TEXT
-            problems.note(problem if one is not None else HALF if of_pairs else EMPTY, where)
+            problem, absent = TOO_LONG if isinstance(one, str | bytes) else NOT_TEXT, HALF if of_pairs else EMPTY
+            problems.note(absent if one is None else problem, where)
             return
         text = readable(one, source, where, problems)
         if text is None:

@@ -16,7 +16,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
 from data_pipelines.mixture import Mixture, Tasks
 from pretrain.recipe import boundaries, phase_at
-from pretrain.storage.best import best
+from pretrain.storage.best import best, losses
 from pretrain.storage.checkpoints import TrainState
 from pretrain.training.assembly import same_training
 from pretrain.training.data import phase_batches
@@ -153,7 +153,8 @@ def _evaluate(run: Run, state: TrainState, phase: int, evaluator: Evaluators) ->
     run.journal.doing("evaluating")
     step = int(state.step)
     with no_memory(phase, EVALUATE):
-        run.evaluations[step] = figures = evaluator(state.params, run.frozen, step)
+        figures = evaluator(state.params, run.frozen, step)
+    run.evaluations[step] = losses(run.recipe, figures)
     run.journal.figures("eval", step, figures)
     run.journal.sync()
     if run.options.keep_best and step in best(run.recipe, run.evaluations, [*run.checkpoints.steps(), step]).values():

@@ -29,7 +29,7 @@ from pretrain.huggingface.load import load
 from pretrain.objectives.objective import Objective, initialise
 from pretrain.objectives.protocols import CausalDecoder
 from pretrain.recipe import Recipe, tasks_of
-from pretrain.storage.best import LOSS, best
+from pretrain.storage.best import LOSS, best, losses
 from pretrain.storage.checkpoints import NOT_READ, TrainState, load_frozen, newest_intact, phase_of, verified
 from pretrain.storage.checkpoints import load as load_state
 from pretrain.storage.journal import read_metrics
@@ -169,7 +169,8 @@ def open_model(source: Path, step: int | None = None, mesh: Mesh | None = None, 
     """
     directory = RunDirectory(source)
     if _is_hugging_face(directory):
-        for given in [f"--step {step}"] * (step is not None) + [f"--best {best_of}"] * (best_of is not None):
+        if step is not None or best_of is not None:
+            given = f"--best {best_of}" if step is None else f"--step {step}"
             raise UserError(f"{given}: {source} is a Hugging Face folder, of one step; leave it out")
         doing(f"reading {source}")
         with local_folder(directory.path) as folder:
@@ -192,7 +193,7 @@ def best_step(directory: RunDirectory, name: str) -> int:
     """The step of the checkpoint, of those that there are, with the lowest held-out loss of a task, or of the run, by
     the name `loss`. UserError where none was evaluated."""
     recipe, steps = directory.read_recipe(), directory.checkpoint_steps()
-    evaluations = {figures["step"]: figures for figures in read_metrics(directory, "eval")}
+    evaluations = {figures["step"]: losses(recipe, figures) for figures in read_metrics(directory, "eval")}
     ever, there = (best(recipe, evaluations, of) for of in (evaluations, steps))
     if name not in ever:
         raise UserError(unknown(f"--best: {directory.path} has no evaluation of", name, ever or [LOSS]))

@@ -22,7 +22,7 @@ from pretrain.objectives.objective import TEACHERS
 from pretrain.options import Options
 from pretrain.recipe import Recipe, asked
 from pretrain.storage import run_directory
-from pretrain.storage.best import best
+from pretrain.storage.best import best, losses
 from pretrain.storage.checkpoints import Checkpoints, TrainState, load_frozen, phase_of, save_frozen
 from pretrain.storage.journal import Journal, Warnings, open_journal, read_metrics
 from pretrain.storage.run_directory import RunDirectory, changed, disk_errors, versions
@@ -46,7 +46,7 @@ class Begun(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What stays the same while a run lasts.   evaluations: step -> figures, of all so far."""
+    """What stays the same while a run lasts.   evaluations: step -> `losses`, of all so far."""
 
     recipe: Recipe
     corpora: Mapping[str, Corpus]
@@ -90,10 +90,13 @@ def start(
             written = (directory, int(state.step), recipe.steps, options.track)
             journal = open_journal(*written) if is_first() else Journal()  # the first process writes for all
             with closing(journal), warnings.going_to(journal):
-                measured = from_first("evaluations", lambda: read_metrics(directory, "eval"))
-                evaluations |= {figures["step"]: figures for figures in measured}
+                evaluations.update(from_first("evaluations", lambda: _measured(recipe, directory)))
                 of = (recipe, corpora, options, directory, checkpoints, journal, placed.mesh, frozen, placed.stages)
                 yield Run(*of, evaluations, stop), First(state, phase, before, origin, renewed)
+
+
+def _measured(recipe: Recipe, directory: RunDirectory) -> list[tuple[int, dict[str, float]]]:
+    return [(figures["step"], losses(recipe, figures)) for figures in read_metrics(directory, "eval")]
 
 
 def begun_from(placed: Placed, corpus: Corpus, options: Options) -> Begun:

@@ -19,7 +19,7 @@ from pretrain.objectives.objective import Task
 from pretrain.objectives.sequence_to_sequence import PhaseWithTargets, SequenceToSequence
 from pretrain.recipe import to_json
 from pretrain.schedules import Schedule
-from pretrain.storage.best import best
+from pretrain.storage.best import best, losses
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import evaluate, loop, opened
@@ -57,6 +57,10 @@ def evaluations(workdir):
     return {figures["step"]: figures for figures in read_metrics(RunDirectory(workdir), "eval")}
 
 
+def bests(recipe, figures, steps):
+    return best(recipe, {step: losses(recipe, of) for step, of in figures.items()}, steps)
+
+
 def test_tasks_of_text_and_pairs_go_on_bit_for_bit_and_the_best_of_each_stays(corpora, tmp_path, capsys):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     options = {"log_every": 6, "checkpoint_every": 4, "eval_every": 3, "keep": 1, "keep_best": True}
@@ -69,7 +73,7 @@ def test_tasks_of_text_and_pairs_go_on_bit_for_bit_and_the_best_of_each_stays(co
     assert rates["upper"] == pytest.approx(48 / 98, abs=0.05)  # of 60 pairs those that are not held out
     assert found[12]["loss"] == pytest.approx(sum(rate * found[12][f"{name}/loss"] for name, rate in rates.items()))
     for workdir in (whole, cut):
-        of_each = best(recipe(12), evaluations(workdir), evaluations(workdir))
+        of_each = bests(recipe(12), evaluations(workdir), evaluations(workdir))
         assert of_each.keys() == {"loss", "spans", "upper"}
         assert {*of_each.values(), 12} <= {*RunDirectory(workdir).checkpoint_steps()} <= {9, 12}
     step = best_step(RunDirectory(whole), "upper")
@@ -122,8 +126,8 @@ def test_losses_of_the_last_phase_alone_are_compared():
     two = tiny.t5(phases=(first, second), steps=20)
     found = {5: {"loss": 1.0, "a/loss": 3.0, "b/loss": 1.0}, 10: {"loss": 2.0, "a/loss": 2.0, "b/loss": 1.5}}
     found |= {15: {"loss": 7.0, "b/loss": 7.0}, 20: {"loss": 8.0, "b/loss": 7.0}}
-    assert best(two, found, [5, 10, 15, 20]) == {"loss": 15, "a": 10, "b": 15}
-    assert best(two, found, [20, 5, 7]) == {"loss": 20, "a": 5, "b": 20}
+    assert bests(two, found, [5, 10, 15, 20]) == {"loss": 15, "a": 10, "b": 15}
+    assert bests(two, found, [20, 5, 7]) == {"loss": 20, "a": 5, "b": 20}
 
 
 OF_COMMANDS = {
