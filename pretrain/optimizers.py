@@ -137,12 +137,17 @@ def _scale_by_factored_squares(table: list[Parameter], vocab_size: int) -> optax
     of_path = {parameter.path: parameter for parameter in table}
 
     def init(params: Params) -> FactoredSquares:
-        rows, columns = {}, {}
-        for path, leaf in leaves(params):
-            factored, one = decays(of_path[path]), leaf[..., :1]
-            rows[path] = jnp.zeros_like(one if factored else leaf)
-            columns[path] = jnp.zeros_like(leaf[..., :1, :] if factored else one)
-        return FactoredSquares(jnp.int32(0), nest(rows), nest(columns))
+        def like(axis: int) -> Params:
+            def of(keys, leaf):
+                keeps = not decays(of_path["/".join(key.key for key in keys)])
+                if keeps and axis == -1:
+                    return jnp.zeros_like(leaf)
+                axes = {-1 if keeps else axis}
+                return jnp.zeros([1 if i - leaf.ndim in axes else n for i, n in enumerate(leaf.shape)], leaf.dtype)
+
+            return jax.tree_util.tree_map_with_path(of, params)
+
+        return FactoredSquares(jnp.int32(0), like(-1), like(-2))
 
     def update(gradients: Params, state: FactoredSquares, params: Params, *, finite: Array | bool = True):
         count = state.count + jnp.where(finite, 1, 0)
