@@ -24,41 +24,47 @@ from data_pipelines.order import ONE_LANE, Order, distinct, permute, permute_eac
 
 BLOCK = 2048  # rows of a lane that have an exact number of each corpus
 PARTS = 1 << 40  # that rates are whole numbers of
-FORMS = "use proportional, proportional:LIMIT, temperature:T, smoothed:S or given:R,R,..., like smoothed:0.7"
+FORMS = "use proportional[:LIMIT], temperature:T[,LIMIT], smoothed:S, equal or given:R,R,..., like smoothed:0.7"
 
 
-def parse_rates(text: str, sizes: Mapping[str, int]) -> tuple[float, ...]:
-    """The rates, with the sum 1, that `--mixture` gives corpora of these sizes (tokens, by name).
+def parse_rates(text: str, sizes: Mapping[str, int], setting: str = "mixture") -> dict[str, float]:
+    """The rates, with the sum 1, that a setting gives corpora of these sizes in tokens, or tasks in examples.
 
-    given: the rates as they are. proportional: to the size, or a limit where that is less (Raffel et al. 2020, section
-    3.5.2). temperature: to size ** (1 / T). smoothed: to size ** S (mBERT and XLM-R: 0.7). Raises UserError.
+    given: the rates as they are. proportional: to the size, or a limit where that is less. temperature: to
+    size ** (1 / T), or with a limit too. equal. (Raffel et al. 2020, section 3.5.2.) smoothed: to size ** S (mBERT and
+    XLM-R: 0.7). Raises UserError.
     """
     form, _, value = text.partition(":")
     try:
         numbers = [float(number) for number in value.split(",")] if value else []
     except ValueError:
-        raise UserError(f"mixture={text}: {value!r} is no number; {FORMS}") from None
+        raise UserError(f"{setting}={text}: {value!r} is no number; {FORMS}") from None
     if not all(0 < number < inf for number in numbers):
-        raise UserError(f"mixture={text}: numbers must be above 0 and finite; leave a corpus of rate 0 out")
+        raise UserError(f"{setting}={text}: numbers must be above 0 and finite; leave out what has a rate of 0")
     if empty := [name for name, size in sizes.items() if not size]:
-        raise UserError(f"--corpus {empty[0]}=: has no text to train on; leave it out, or prepare more")
+        raise UserError(f"{setting}={text}: {empty[0]} has no text to train on; leave it out, or prepare more")
     if form == "given" and len(numbers) != len(sizes):
-        raise UserError(f"mixture={text}: {len(numbers)} rates for {len(sizes)} corpora; give one for each")
+        raise UserError(f"{setting}={text}: {len(numbers)} rates for {', '.join(sizes)}; give one for each")
 
-    def raised(power):
-        return [(size / max(sizes.values())) ** power for size in sizes.values()]
+    def limited(limit=inf):
+        return [min(size, limit) for size in sizes.values()]
+
+    def raised(power, limit=inf):
+        return [(size / max(limited(limit))) ** power for size in limited(limit)]
 
     made = {
         ("given", len(sizes)): lambda *rates: rates,
-        ("proportional", 0): lambda: sizes.values(),
-        ("proportional", 1): lambda limit: [min(size, limit) for size in sizes.values()],
+        ("proportional", 0): limited,
+        ("proportional", 1): limited,
         ("temperature", 1): lambda temperature: raised(1 / temperature),
+        ("temperature", 2): lambda temperature, limit: raised(1 / temperature, limit),
+        ("equal", 0): lambda: [1] * len(sizes),
         ("smoothed", 1): raised,
     }.get((form, len(numbers)))
     if made is None:
-        raise UserError(f"mixture={text}: is no mixture; {FORMS}")
+        raise UserError(f"{setting}={text}: says no rates; {FORMS}")
     shares = list(made(*numbers))
-    return tuple(share / sum(shares) for share in shares)
+    return {name: share / sum(shares) for name, share in zip(sizes, shares, strict=True)}
 
 
 def make_mixture(

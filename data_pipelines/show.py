@@ -53,6 +53,9 @@ def show_statistics(corpus: Corpus, tokenizer: Tokenizer, console: Console) -> N
     console.print(sizes)
     fields = ", ".join(f"{name} ({field.per})" for name, field in corpus.fields.items())
     console.print(f"parts: {len(corpus.parts):,}; fields: {fields}", markup=False, soft_wrap=True)
+    told = [prefix for stage in manifest.get("stages", ()) for prefix in stage["settings"].get("task_prefix", ())]
+    if prefixes := dict.fromkeys(filter(None, told)):
+        console.print(f"inputs begin with: {', '.join(map(repr, prefixes))}", markup=False, soft_wrap=True)
     for name, field in corpus.fields.items():
         if field.values:
             values = _listed([value for value in field.values if value])

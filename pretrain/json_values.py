@@ -109,10 +109,13 @@ def _words(kind) -> str:
     return WORDS.get(kind) or " or ".join(map(_words, _options(kind)))
 
 
-def renamed(fields: dict[str, Any]) -> dict[str, Any]:
-    """Any object of a recipe's JSON, as `json.loads` hands it to its `object_hook`, with fields of now."""
-    found = {}
-    for name, value in fields.items():
+def once(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Any object of a recipe's JSON, as `json.loads` hands it to its `object_pairs_hook`, with fields of now. UserError
+    for a field that is there twice."""
+    found, names = {}, [name for name, _ in fields]
+    for name, value in fields:
+        if names.count(name) > 1:
+            raise UserError(f"{name}: is there twice in one object; leave one of them out")
         found |= OF_BEFORE[name](value) if name in OF_BEFORE else {name: value}
     return found
 

@@ -89,6 +89,8 @@ class Options(How, Where):  # of bases the last one's fields come first
     """How many of the newest checkpoints stay."""
     keep_every: int = 0
     """Checkpoints at multiples of this step stay for good; 0 for none."""
+    keep_best: bool = False
+    """The checkpoint with the lowest held-out loss stays, too, and that of each task; an evaluation writes it."""
     max_skipped: int = 20
     """Stop after so many updates in a row with a loss or gradient that is not finite."""
     track: tuple[str, ...] = ()
@@ -98,6 +100,8 @@ class Options(How, Where):  # of bases the last one's fields come first
 
     def __post_init__(self):
         check_options(self, RANGES)
+        if self.keep_best and not self.eval_every:
+            raise UserError("--keep-best: compares evaluations, and --eval-every 0 makes one alone; give more")
         for name in self.track:
             if name not in TRACKERS:
                 raise UserError(unknown("--track: there is no", name, TRACKERS))

@@ -12,6 +12,7 @@ from data_pipelines.command_line import unknown
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import Layout
+from data_pipelines.mixture import parse_rates
 from data_pipelines.order import Order
 from data_pipelines.tokenizers import stored as tokenizers
 from models.attention.patterns import pattern
@@ -20,7 +21,7 @@ from models.core.program import Program
 from models.core.ranges import COUNT, POSITIVE, SEED, SHARE, Range, check_ranges
 from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface.config import check_fit
-from pretrain.json_values import KIND, brought_up_to_date, make, plain, renamed
+from pretrain.json_values import KIND, brought_up_to_date, make, once, plain
 from pretrain.objectives.causal_language_model import CausalLanguageModel
 from pretrain.objectives.masked_language_model import MaskedLanguageModel, MaskedWithGlobals
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
@@ -225,8 +226,13 @@ def check(recipe: Recipe) -> None:
 
 def _check_tasks(phase: Phase, prefix: str) -> None:
     names = [task.name for task in phase.tasks]
-    if len({*names, ""}) <= len(names) or "/" in "".join(names):
-        raise ValueError(f"{prefix}tasks: are named {names}; give each a name of its own, without /")
+    if len({*names, "", "loss"}) < len(names) + 2 or "/" in "".join(names):
+        raise ValueError(f"{prefix}tasks: are named {names}; give each a name of its own, other than loss, without /")
+    if phase.rates and (not phase.tasks or any(task.rate != 1.0 for task in phase.tasks)):
+        what = "says how often each task comes; leave out the rate of each" if phase.tasks else "needs tasks"
+        raise ValueError(f"{prefix}rates={phase.rates}: {what}")
+    if phase.rates:
+        parse_rates(phase.rates, dict.fromkeys(names, 1), f"{prefix}rates")
     if phase.tasks and phase.objective is not None:
         raise ValueError(f"{prefix}objective: has no effect beside tasks; leave one of them out")
     for task in phase.tasks:
@@ -292,7 +298,7 @@ def to_json(recipe: Recipe) -> str:
     for part, of in [(recipe, fields), *phases, *tasks, *zip(recipe.teachers, fields["teachers"], strict=True)]:
         of |= {name: _tagged(name, value) for name in TAGGED if (value := getattr(part, name, None)) is not None}
     for _, of in phases:
-        for name in ("objective", "optimizer", "schedule", "frozen", "tasks"):
+        for name in ("objective", "optimizer", "schedule", "frozen", "tasks", "rates"):
             if not of[name]:
                 del of[name]
     if recipe.schedule.steps is None:
@@ -305,7 +311,7 @@ def to_json(recipe: Recipe) -> str:
 def from_json(text: str) -> Recipe:
     """The inverse of `to_json`; UserError naming the field that is unknown, missing or of another type."""
     try:
-        fields = json.loads(text, object_hook=renamed)
+        fields = json.loads(text, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise UserError(f"is not JSON ({error}); restore it from a copy, or write it anew") from None
     if not isinstance(fields, dict):
@@ -352,7 +358,9 @@ def _phase(objective: Objective, fields: Any, prefix: str) -> Phase:
     made: dict[str, Any] = {"objective": None}
     if fields.get("objective") is not None:
         made["objective"] = objective = _of_class(fields, "objective", prefix)
-    if isinstance(tasks := fields.get("tasks"), list) and tasks:
+    if isinstance(tasks := fields.get("tasks"), list):
+        if not tasks:
+            raise UserError(f"{prefix}tasks: is empty; give tasks, or leave it out")
         made["tasks"] = tuple(_part(Task, of, f"{prefix}tasks.{number}.") for number, of in enumerate(tasks))
         objective = made["tasks"][0].objective
     return make(objective.phase, _without(fields, made), prefix, **made)

@@ -2,7 +2,7 @@
 
 import abc
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -48,6 +48,10 @@ class Layout(abc.ABC):
     def tokens(self) -> int:
         """Tokens of a row in all its arrays that a model reads: of rows of an input and a target, both."""
         return self.length
+
+    def examples_of(self, sizes: Mapping[str, int]) -> int:
+        """About how many rows there are of so many documents, sentences and tokens, without reading them."""
+        return -(-sizes["tokens"] // self.length)
 
     def check(self, corpus: Corpus) -> None:
         """Raises UserError for a corpus without the special tokens."""

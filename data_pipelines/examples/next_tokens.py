@@ -235,6 +235,9 @@ class InputTarget(NextTokens, RowLayout):
         spec = super().spec
         return spec | ({"auxiliary_weights": spec["weights"]} if self.auxiliary else {})
 
+    def examples_of(self, sizes):
+        return sizes["documents"]
+
     def check(self, corpus):
         super().check(corpus)
         check_pairs(corpus)

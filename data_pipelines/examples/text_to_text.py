@@ -46,6 +46,9 @@ class Pairs(TextToText):
     """Rows of one document each, of two segments: its control code, or another value's token, where it has one, the
     input and an end token; and the target with one. What does not fit is cut from the ends."""
 
+    def examples_of(self, sizes):
+        return sizes["documents"]
+
     def check(self, corpus):
         super().check(corpus)
         check_pairs(corpus)
@@ -83,6 +86,9 @@ class Stretches(TextToText):
     @abc.abstractmethod
     def size(self) -> int:
         """Tokens of the text of each row."""
+
+    def examples_of(self, sizes):
+        return -(-(sizes["tokens"] + sizes["documents"]) // self.size)
 
     def plan(self, part, split: str, seed: int) -> DocumentsPlan:
         documents = len(part.documents(split)) - 1

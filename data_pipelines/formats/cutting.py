@@ -11,7 +11,7 @@ import pyarrow
 
 from data_pipelines.document import Document, Segment
 from data_pipelines.formats import files
-from data_pipelines.formats.problems import EMPTY, NOT_TEXT, REPLACED, SKIPPED, TOO_LONG, Problems
+from data_pipelines.formats.problems import EMPTY, HALF, NOT_TEXT, REPLACED, SKIPPED, TOO_LONG, Problems
 
 WINDOW = 1 << 19  # bytes
 
@@ -70,18 +70,22 @@ def readable(data: bytes | str | None, source, where: str, problems: Problems) -
 
 
 def document_of(record: Mapping, source, where: str, problems: Problems) -> Iterator[Document]:
-    """The document of a record that has the source's fields: one is its text, several are its segments."""
-    texts = []
+    """The document of a record that has the source's fields: one is its text, several are its segments; of two, an
+    input and its target, none may be empty."""
+    texts, of_pairs = [], len(source.options.fields) == 2
     for name in source.options.fields:
         one = record[name]
         if not isinstance(one, str | bytes) or len(one) > files.LARGEST_RECORD:
-            problem = TOO_LONG if isinstance(one, str | bytes) else NOT_TEXT
-            problems.note(EMPTY if one is None else problem, where)
+            problem, absent = TOO_LONG if isinstance(one, str | bytes) else NOT_TEXT, HALF if of_pairs else EMPTY
+            problems.note(absent if one is None else problem, where)
             return
         text = readable(one, source, where, problems)
         if text is None:
             return
         texts.append(text)
+    if of_pairs and not all(map(str.strip, texts)):
+        problems.note(HALF, where)
+        return
     for document in documents(source, texts, segments_of(source.options)):
         yield document._replace(values=record)
 
@@ -108,7 +112,9 @@ def segments_of(options) -> tuple[str, ...]:
 
 
 def documents(source, texts: Sequence[str], names: Sequence[str] = ("text",)) -> Iterator[Document]:
-    """A document of texts that are in memory, which are its segments; a long one in pieces, each of one segment."""
+    """A document of texts that are in memory, which are its segments, the first after the source's task prefix; a long
+    one in pieces, each of one segment."""
+    texts = [source.task_prefix + texts[0], *texts[1:]]
     languages = source.language.split(",") if "," in source.language else [""] * len(names)
     segments = tuple(map(Segment, names, texts, languages))
     if sum(map(len, texts)) <= WINDOW // 4:

@@ -22,6 +22,7 @@ class Source:
     language: str = "en"  # en,de: of the first segment and of the second
     unit: int | None = None  # bytes of text in a unit of work, where they are to be fewer than SHARD
     values: tuple[Value, ...] = ()  # what is kept of each document
+    task_prefix: str = ""  # of documents of two segments, the text before the first
 
     @property
     def shard(self) -> int:

@@ -18,11 +18,16 @@ MOST_FILES = 1000  # in a unit of work
 
 
 def parse(
-    spec: str, language: str = "en", unit: int | None = None, values: tuple[Value, ...] = (), **settings
+    spec: str,
+    language: str = "en",
+    unit: int | None = None,
+    values: tuple[Value, ...] = (),
+    task_prefix: str = "",
+    **settings,
 ) -> Source:
     """The source a spec like 'text:corpus/*.txt' names; of the settings it takes those that are options of its format.
-    unit: bytes of text in a unit of work. language, values: see Source. UserError for an unknown kind, a location of
-    another form, or values and languages that its documents have not."""
+    unit: bytes of text in a unit of work. language, values, task_prefix: see Source. UserError for an unknown kind, a
+    location of another form, or values, languages and an input that its documents have not."""
     kind, _, location = spec.partition(":")
     if kind not in FORMATS:
         raise UserError(f"--source {spec}: unknown kind {kind!r}; use one of {', '.join(FORMATS)}, as in text:DIR")
@@ -41,7 +46,12 @@ def parse(
     segments, languages = FORMATS[kind].segments(options), language.split(",")
     if len(languages) not in (1, len(segments)):
         raise UserError(f"--language {language}: --source {spec} has documents of {', '.join(segments)}; give one")
-    return Source(kind, location, options, language, unit, values)
+    if task_prefix and len(segments) < 2:
+        raise UserError(
+            f"--task-prefix {task_prefix!r}: stands before inputs that have targets, and --source {spec} has "
+            f"{', '.join(segments)}; give --field INPUT --field TARGET, or leave it out"
+        )
+    return Source(kind, location, options, language, unit, values, task_prefix)
 
 
 def plan(sources: list[Source], problems: Problems, exclude: Sequence[str] = ()) -> list[tuple[Range, ...]]:

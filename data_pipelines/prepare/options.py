@@ -26,7 +26,7 @@ MOST_SENTINELS = 10_000
 MEANS = ("out", "processes", "part", "finish", "append", "runner")
 # What --append takes from the command line; the rest is the corpus's own
 OF_FORMATS = ("documents", "undecodable", "tfds_dir", "token_column", "label_column")
-OF_SOURCES = ("source", "language", "field", "code", "code_field", "part_size", *OF_FORMATS)
+OF_SOURCES = ("source", "language", "field", "task_prefix", "code", "code_field", "part_size", *OF_FORMATS)
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,9 @@ class Prepare:
     field: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """The field, column or feature with the text in jsonl, parquet and tfds sources; text unless told. Repeatable:
     each is then a segment of its name."""
+    task_prefix: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Text to put before each input, where documents are an input and its target: "translate English to German: ".
+    Repeatable: one for each --source, in their order, or one for all."""
     code: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """A control code, one token of the vocabulary, that stands before each document in rows of next tokens. Repeatable:
     one for each --source, in their order, or one for all; with --code-field all that there are."""
@@ -123,6 +126,9 @@ def settings(options: Prepare) -> dict:
     for code in options.code:
         if not code.strip() or not code.isprintable():
             raise UserError(f"--code {code!r}: is blank or has control characters; give it a name")
+    for prefix in options.task_prefix:
+        if not prefix.isprintable():
+            raise UserError(f"--task-prefix {prefix!r}: has characters that cannot be seen; leave them out")
     check_specials(options.tokenizer, options.specials)
     if options.end_of_text and options.tokenizer in KINDS:
         raise UserError(f"--end-of-text: a trained {options.tokenizer} tokenizer ends documents already; leave it out")
@@ -199,9 +205,13 @@ def sources_of(settings: dict) -> tuple[Source, ...]:
     kept = {name: tuple(settings.get(name, ())) for name in ("code", "values")}
     kept |= {name: settings.get(name) for name in ("code_field", "prefix")}
     of_each = values_of(Prepare(tuple(settings["source"]), Path(), **kept))
-    told = zip(settings["source"], settings["language"], of_each, strict=True)
+    prefixes = _of_each("task-prefix", settings.get("task_prefix") or [""], len(settings["source"]))
+    told = zip(settings["source"], settings["language"], of_each, prefixes, strict=True)
     choices |= {"fields": tuple(settings["field"]), "unit": settings["part_size"] * MIB}
-    return tuple(parse(spec, language, values=of_source, **choices) for spec, language, of_source in told)
+    return tuple(
+        parse(spec, language, values=of_source, task_prefix=prefix, **choices)
+        for spec, language, of_source, prefix in told
+    )
 
 
 def check_taken(options: Prepare, sources: Sequence[Source]) -> None:

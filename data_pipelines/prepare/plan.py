@@ -95,7 +95,7 @@ def kept_at(out: Path, plan_hash: str) -> Path:
 
 
 def _known(out: Path, manifest: dict) -> dict[tuple, dict[str, tuple]]:
-    """(path, how it was read) of files whose text a corpus has -> {how its documents were given codes: version}."""
+    """(path, how it was read) of files whose text a corpus has -> {what was put before its documents: version}."""
     found = {}
     for stage in manifest["stages"]:
         place = kept_at(out, stage["plan"])
@@ -124,7 +124,7 @@ def new(
     units: list[tuple[Range, ...]], sources: Sequence[Source], out: Path, manifest: dict, problems: Problems
 ) -> list[tuple[Range, ...]]:
     """What a corpus does not have yet; the rest is counted. UserError for a file that has changed since then, or is to
-    have other control codes."""
+    have another text or code before its documents."""
     before, kept, seen = _known(out, manifest), [], set()
     for unit in units:
         fresh = []
@@ -162,11 +162,12 @@ def _place(piece: Range, source: Source) -> str:
 
 
 def _codes(source: Source) -> str:
-    """How a source's documents are given their control codes, as options."""
+    """What is put before a source's documents, as options."""
     code = next((value for value in source.values if value.name == CODE), None)
+    before = f" and --task-prefix {source.task_prefix!r}" if source.task_prefix else ""
     if code is None:
-        return "no --code"
-    return f"--code-field {code.field}" if code.field else f"--code {code.known[0]}"
+        return f"no --code{before}"
+    return (f"--code-field {code.field}" if code.field else f"--code {code.known[0]}") + before
 
 
 def _version(piece: Range) -> tuple[str, ...]:

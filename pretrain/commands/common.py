@@ -26,6 +26,8 @@ class OfModel:
     """Work directory of the run, or a Hugging Face folder."""
     step: int | None = None
     """Which checkpoint; by default the newest."""
+    best: str | None = None
+    """The checkpoint with the lowest held-out loss: of a task, by its name, or of the run, by the name loss."""
 
 
 def parse_checked(

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     held, learned = np.split(order, [max(1, round(options.heldout * len(texts)))])
     if len(names) < 2 or len(np.unique(numbers[learned])) < len(names):
         raise UserError(f"--examples {options.examples}: give at least two labels, and more lines of each")
-    opened = open_model(options.run, options.step)
+    opened = open_model(options.run, options.step, best_of=options.best)
     opened.check_decodes()
     tokens, positions = Encoder(opened.tokenizer.tokenizer).tokens(texts), opened.config.positions
     states = means(opened.module, opened.params, [text[:positions] for text in tokens], opened.mesh)

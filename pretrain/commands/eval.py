@@ -38,6 +38,9 @@ class Eval:
     """Work directory of the run; with --source also a Hugging Face folder."""
     all: bool = False
     """Every checkpoint, not only the newest."""
+    best: str | None = None
+    """In place of the newest the one with the lowest held-out loss: of a task, by its name, or of the run, by the name
+    loss."""
     corpus: str | None = None
     """Where the run's corpus is now, or several by name, if it has moved."""
     examples: int | None = None
@@ -55,6 +58,8 @@ class Eval:
     targets of the same input."""
     code: str | None = None
     """Of --source: a control code to stand before each input."""
+    task_prefix: str = ""
+    """Of --source: text that stands before each input, as of `prepare`."""
     bleu_tokenizer: Literal["13a", "intl", "zh", "char", "none"] = "13a"
     """How sacrebleu cuts words for BLEU: zh for Chinese, char for Japanese."""
     decoding: Annotated[Decoding, arg(name="")] = Decoding()
@@ -65,7 +70,7 @@ class Eval:
 
 
 OF_TARGETS = "bleu_tokenizer", "seed", "out"
-OF_SOURCES = "field", "code"
+OF_SOURCES = "field", "code", "task_prefix"
 OF_RUNS = "all", "corpus", "memory", "stride", "write"
 
 
@@ -83,6 +88,8 @@ def _check(options: Eval) -> None:
     def given(names: Sequence[str]) -> list[str]:
         return changed(options, but={field.name for field in dataclasses.fields(options)} - {*names})
 
+    if options.all and options.best is not None:
+        raise UserError(f"--best {options.best}: is one checkpoint, --all are all of them; leave one of them out")
     found = [*given(OF_TARGETS), *changed(options.decoding)]
     if found and not options.write and options.source is None:
         raise UserError(f"{', '.join(found)}: no effect where no targets are written; add --write or --source")
@@ -104,7 +111,7 @@ def evaluate(options: Eval) -> dict[str, float]:
 
     if options.source is not None:
         return _of_source(options)
-    directory, opened = RunDirectory(options.run), open_model(options.run)
+    directory, opened = RunDirectory(options.run), open_model(options.run, best_of=options.best)
     newest = opened.run
     if newest is None:
         raise UserError(f"eval {options.run}: a Hugging Face folder has no objective and no corpus; give a run")
@@ -139,10 +146,10 @@ def _of_source(options: Eval) -> dict[str, float]:
     from pretrain.training import targets
     from pretrain.training.opened import open_model
 
-    source = parse(options.source, fields=options.field or ("input", "target"))
+    source = parse(options.source, task_prefix=options.task_prefix, fields=options.field or ("input", "target"))
     if options.field and not hasattr(source.options, "fields"):
         raise UserError(f"--field {options.field[0]}: --source {source} does not read it; leave it out")
-    opened = open_model(options.run)
+    opened = open_model(options.run, best_of=options.best)
     lead = [] if options.code is None else [prefixes.token(opened.tokenizer, options.code)]
     asked, left_out = targets.of_source(source, opened.tokenizer, options.examples or sys.maxsize, lead)
     for said in left_out:

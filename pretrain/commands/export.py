@@ -24,13 +24,15 @@ class Export(OfModel):
 def main(arguments: Sequence[str]) -> int:
     options = parse_checked(Export, arguments, "export", {})
     import_models()
-    for folder in export_model(options.run, options.to, options.step, options.dtype):
+    for folder in export_model(options.run, options.to, options.step, options.dtype, options.best):
         print(folder)
     return 0
 
 
-def export_model(source: Path, to: Path, step: int | None = None, dtype: str = "float32") -> list[Path]:
-    """Write the model of a checkpoint, by default the newest -> the folders that transformers loads."""
+def export_model(
+    source: Path, to: Path, step: int | None = None, dtype: str = "float32", best_of: str | None = None
+) -> list[Path]:
+    """Write the model of a checkpoint, chosen as by `open_model` -> the folders that transformers loads."""
     from models.families.registry import family_of
     from pretrain.huggingface.export import check_replaceable, export
     from pretrain.training.opened import identity_of, open_model
@@ -39,7 +41,7 @@ def export_model(source: Path, to: Path, step: int | None = None, dtype: str = "
     identity = identity_of(source)
     with cloud_errors(f"export --to {to}"):
         check_replaceable(to, identity)
-    opened = open_model(source, step, host_mesh())
+    opened = open_model(source, step, host_mesh(), best_of)
     opened.warn_beyond_trained(getattr(opened.config, "positions", 0))
 
     def write(folder: Path) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NUMBER = Range("at least 1 and at most 10000", lambda x: 1 <= x <= 10_000)
 MASK = "[MASK]"  # in prompts, whatever the tokenizer calls it
-OF_FILLINGS = "run", "prompt", "prompts", "number", "step"  # the options that a masked model has a use for
+OF_FILLINGS = "run", "prompt", "prompts", "number", "step", "best"  # the options that a masked model has a use for
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     devices = jax.local_devices()
     mesh = row_mesh(devices, [1]) if options.mesh is None else named_mesh(options.mesh, devices)
     check_whole_rows(options.mesh, mesh)
-    opened = open_model(options.run, options.step, mesh)
+    opened = open_model(options.run, options.step, mesh, options.best)
     if fills(opened.module):
         if given := _of_texts_alone(options):
             raise UserError(f"{', '.join(given)}: no effect on a model that fills masks; leave out what writes texts")

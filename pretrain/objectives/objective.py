@@ -59,7 +59,7 @@ class Task:
 
     name: str  # before its figures
     objective: Any
-    rate: float = 1.0  # how often it comes, beside the others
+    rate: float = 1.0  # how often it comes, beside the others; where its phase has `rates`, these say so
     corpus: str = ""  # the name of the one that it reads; all of them unless given
 
 
@@ -80,6 +80,7 @@ class Phase:
     schedule: Annotated[Schedule | None, Suppress] = None  # over the steps of this phase alone
     frozen: tuple[str, ...] = ()  # what is not trained here, beside what the recipe freezes
     tasks: Annotated[tuple[Task, ...], Suppress] = ()  # in place of the objective
+    rates: Annotated[str, Suppress] = ""  # of the tasks, by their examples, in place of theirs: as `Recipe.mixture`
 
     def __str__(self) -> str:
         return f"{self.batch_size} rows of {self.length} tokens"

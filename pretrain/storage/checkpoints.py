@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,17 +50,36 @@ class TrainState(NamedTuple):
 Like = Callable[[int], TrainState]  # step -> a state of shapes, dtypes and shardings; NOT_READ for what is not wanted
 
 
+class _Staying(NamedTuple):
+    """What Orbax asks which checkpoints stay when another one is written."""
+
+    keep: int
+    keep_every: int
+    also: Callable[[list[int]], Collection[int]]
+
+    def should_preserve(self, checkpoints, *, context) -> list[bool]:
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        kept = {*sorted(steps)[-self.keep :], *self.also(steps)}
+        return [step in kept or bool(self.keep_every) and step % self.keep_every == 0 for step in steps]
+
+
 class Checkpoints:
     """The checkpoints of the run that writes them, `folder`/STEP each. All its processes call the same methods.
 
     keep: how many of the newest stay.   keep_every: those at multiples of it stay for good; 0 for none.
+    also: of the steps that there are, which else stay.
     """
 
-    def __init__(self, folder: Path, keep: int = 3, keep_every: int = 0):
+    def __init__(
+        self,
+        folder: Path,
+        keep: int = 3,
+        keep_every: int = 0,
+        also: Callable[[list[int]], Collection[int]] = lambda steps: (),
+    ):
         self.folder = folder
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
-            keep_period=keep_every or None,
+            preservation_policy=_Staying(keep, keep_every, also),
             create=True,
             async_options=ocp.options.AsyncOptions(barrier_sync_fn=_wait_for_others),
         )

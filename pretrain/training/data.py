@@ -47,7 +47,25 @@ def corpora_of(task: Task, corpora: Mapping[str, Corpus]) -> Mapping[str, Corpus
 def mixture_rates(recipe: Recipe, corpora: Mapping[str, Corpus]) -> dict[str, float]:
     """How often the rows of each corpus come, by name; the sum is 1."""
     sizes = {name: corpus.size("train")["tokens"] for name, corpus in corpora.items()}
-    return dict(zip(corpora, parse_rates(recipe.mixture, sizes), strict=True))
+    return parse_rates(recipe.mixture, sizes)
+
+
+def examples_of_tasks(recipe: Recipe, corpora: Mapping[str, Corpus], index: int) -> dict[str, int]:
+    """About how many examples each task of a phase has, by name."""
+    phase = recipe.phases[index]
+    return {
+        task.name: sum(task.objective.rows(phase).examples_of(corpus.size("train")) for corpus in read.values())
+        for task in tasks_of(recipe, phase)
+        for read in [corpora_of(task, corpora)]
+    }
+
+
+def task_rates(recipe: Recipe, corpora: Mapping[str, Corpus], index: int) -> dict[str, float]:
+    """How often each task of a phase comes, by name."""
+    phase = recipe.phases[index]
+    if not phase.rates:
+        return {task.name: task.rate for task in tasks_of(recipe, phase)}
+    return parse_rates(phase.rates, examples_of_tasks(recipe, corpora, index), f"phases.{index}.rates")
 
 
 def sources(batches: Examples | Mixture) -> Mapping[str, Examples]:
@@ -58,6 +76,8 @@ def sources(batches: Examples | Mixture) -> Mapping[str, Examples]:
 def check_data(recipe: Recipe, corpora: Mapping[str, Corpus]) -> None:
     """UserError where a resolved recipe cannot train on these corpora, as far as it shows without their text."""
     mixture_rates(recipe, corpora)
+    for index in range(len(recipe.phases)):
+        task_rates(recipe, corpora, index)
     for _, phase, task in every_task(recipe):
         for corpus in corpora_of(task, corpora).values():
             task.objective.rows(phase).check(corpus)
@@ -68,11 +88,17 @@ def check_data(recipe: Recipe, corpora: Mapping[str, Corpus]) -> None:
 
 
 def said_of_data(recipe: Recipe, corpora: Mapping[str, Corpus], mesh: Mesh) -> list[str]:
-    """Of several corpora, at which rates they come; of several processes, how much of the parts each reads."""
+    """Of several corpora or tasks, at which rates they come; of several processes, how much of the parts each reads."""
     said = []
     if len(corpora) > 1 and not all(task.corpus for _, _, task in every_task(recipe)):
         rates = ", ".join(f"{rate:.2%} {name}" for name, rate in mixture_rates(recipe, corpora).items())
         said.append(f"mixture={recipe.mixture}: the rows are {rates}")
+    for index, phase in enumerate(recipe.phases):
+        if phase.rates:
+            examples = examples_of_tasks(recipe, corpora, index)
+            each = task_rates(recipe, corpora, index).items()
+            rates = ", ".join(f"{rate:.2%} {name} ({examples[name]:,} examples)" for name, rate in each)
+            said.append(f"phases.{index}.rates={phase.rates}: the steps are {rates}")
     files = [part.entry.files for corpus in corpora.values() for part in corpus.parts]
     if size() > 1 and len(files) > 1:
         lanes, batch_size = recipe.order.lanes, recipe.phases[0].batch_size
@@ -96,8 +122,7 @@ def phase_batches(
     made: dict[int, dict[str, Examples | Mixture]] = {index: {} for index in sorted(phases)}
     for (index, phase, task), of in zip(tasks, sizes, strict=True):
         made[index][task.name] = training_batches(recipe, corpora, phase, task, of)
-    rates = {index: {task.name: task.rate for task in tasks_of(recipe, recipe.phases[index])} for index in made}
-    return {index: Tasks(batches, rates[index]) for index, batches in made.items()}
+    return {index: Tasks(batches, task_rates(recipe, corpora, index)) for index, batches in made.items()}
 
 
 def count_examples(file: Path, batches: Sequence[Examples | Mixture], say: Callable[[str], None]) -> list[Sizes]:

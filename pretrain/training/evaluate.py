@@ -17,7 +17,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import token_bytes
 from models.core.parameters import Params
 from pretrain.objectives.objective import Objective, Phase, Sums, Term
-from pretrain.training.data import corpora_of, mixture_rates
+from pretrain.training.data import corpora_of, mixture_rates, task_rates
 from pretrain.training.placement import EVALUATION_SEED, Stage
 from tpu.batches import place_rows
 
@@ -82,24 +82,30 @@ def unigram(
 
 class Evaluators:
     """The fixed held-out sets of all tasks of a phase and their corpora; where there are several, figures have the
-    names of theirs before them, and `loss` is the mean of theirs, by their rates in training."""
+    names of theirs before them, and `loss`, of all and of a task with several corpora, is the mean of theirs, by their
+    rates in training."""
 
     def __init__(self, stages: Mapping[str, Stage], corpora: Mapping[str, Corpus], examples: int):
-        self.of, self.rates = {}, {}
+        self.of, self.rates, self.tasks = {}, {}, dict.fromkeys(stages, ())
         for name, stage in stages.items():
             read = corpora_of(stage.task, corpora)
             rates = mixture_rates(stage.assembly.recipe, read) if len(read) > 1 else dict.fromkeys(read, 1.0)
             for corpus, one in read.items():
                 place = "/".join(filter(None, (name, "" if stage.task.corpus else corpus)))
                 self.of[place] = Evaluator(stage, one, examples)
-                self.rates[place] = stage.task.rate * rates[corpus]
+                self.rates[place] = task_rates(stage.assembly.recipe, corpora, stage.index)[name] * rates[corpus]
+                self.tasks[name] += (place,)
 
     def __call__(self, params: Params, frozen: Params, trained: int) -> dict[str, float]:
         """As `Evaluator` does."""
         figures = {name: evaluator(params, frozen, trained) for name, evaluator in self.of.items()}
-        total = sum(self.rates.values())
-        loss = sum(rate * figures[name]["loss"] for name, rate in self.rates.items()) / total
-        return ({} if [*figures] == [""] else {"loss": loss}) | self._named(figures)
+
+        def loss(places):
+            total = sum(self.rates[place] for place in places)
+            return sum(self.rates[place] * figures[place]["loss"] for place in places) / total
+
+        of_tasks = {f"{name}/loss": loss(places) for name, places in self.tasks.items() if name}
+        return ({} if [*figures] == [""] else {"loss": loss(figures)}) | of_tasks | self._named(figures)
 
     def baselines(self) -> dict[str, float]:
         """As `Evaluator` does."""

@@ -16,8 +16,8 @@ from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
 from data_pipelines.mixture import Mixture, Tasks
 from pretrain.recipe import boundaries, phase_at
+from pretrain.storage.best import best, losses
 from pretrain.storage.checkpoints import TrainState
-from pretrain.storage.journal import read_metrics
 from pretrain.training.assembly import same_training
 from pretrain.training.data import phase_batches
 from pretrain.training.evaluate import Evaluators
@@ -53,9 +53,8 @@ def train(run: Run, state: TrainState, entered: int) -> tuple[TrainState, int]:
     """
     ends, recipe = boundaries(run.recipe), run.recipe
     step, every = int(state.step), run.options.eval_every
-    evaluated = from_first("evaluations", lambda: [entry["step"] for entry in read_metrics(run.directory, "eval")])
     run = _compiled(run, step)
-    if step and every and step % every == 0 and step < recipe.steps and step not in evaluated:
+    if step and every and step % every == 0 and step < recipe.steps and step not in run.evaluations:
         _evaluate(run, state, entered, _evaluator(run, entered))  # which a kill has cut off
     evaluator = None
     batches = phase_batches(recipe, run.corpora, step, run.directory.examples, run.journal.say)
@@ -72,7 +71,7 @@ def train(run: Run, state: TrainState, entered: int) -> tuple[TrainState, int]:
             run.journal.say(f"{run.stop.signal}: saved step {int(state.step)}; the same command goes on from there")
             return state, EXIT_STOPPED
     _save(run, state, entered)
-    if step not in evaluated:
+    if step not in run.evaluations:
         _evaluate(run, state, entered, evaluator or _evaluator(run, entered))
     run.checkpoints.wait()
     return state, 0
@@ -152,10 +151,14 @@ def _save(run: Run, state: TrainState, phase: int, stopped: bool = False) -> Non
 
 def _evaluate(run: Run, state: TrainState, phase: int, evaluator: Evaluators) -> None:
     run.journal.doing("evaluating")
+    step = int(state.step)
     with no_memory(phase, EVALUATE):
-        figures = evaluator(state.params, run.frozen, int(state.step))
-    run.journal.figures("eval", int(state.step), figures)
+        figures = evaluator(state.params, run.frozen, step)
+    run.evaluations[step] = losses(run.recipe, figures)
+    run.journal.figures("eval", step, figures)
     run.journal.sync()
+    if run.options.keep_best and step in best(run.recipe, run.evaluations, [*run.checkpoints.steps(), step]).values():
+        _save(run, state, phase)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import jax
 from jax.sharding import Mesh
 
 from data_pipelines.cloud import is_file, local_folder
+from data_pipelines.command_line import unknown
 from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import Feature
 from data_pipelines.progress import doing
@@ -28,8 +29,10 @@ from pretrain.huggingface.load import load
 from pretrain.objectives.objective import Objective, initialise
 from pretrain.objectives.protocols import CausalDecoder
 from pretrain.recipe import Recipe, tasks_of
+from pretrain.storage.best import LOSS, best, losses
 from pretrain.storage.checkpoints import NOT_READ, TrainState, load_frozen, newest_intact, phase_of, verified
 from pretrain.storage.checkpoints import load as load_state
+from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import Assembly, merge
 from pretrain.training.placement import Stage, any_task, load_of, place_on
@@ -161,16 +164,18 @@ class Opened(NamedTuple):
             )
 
 
-def open_model(source: Path, step: int | None = None, mesh: Mesh | None = None) -> Opened:
+def open_model(source: Path, step: int | None = None, mesh: Mesh | None = None, best_of: str | None = None) -> Opened:
     """The model in a work directory or in a Hugging Face folder, which we or transformers wrote.
 
-    step: of a run; None for its newest checkpoint.   mesh: where the parameters lie; by default that of `restore` for a
-    run, else all of this process's devices with whole parameters each.   UserError where nothing can be read.
+    step, best_of: of a run, one or the other: a checkpoint, or the one that `best_step` finds; else the newest.
+    mesh: where the parameters lie; by default that of `restore` for a run, else all of this process's devices with
+    whole parameters each.   UserError where nothing can be read.
     """
     directory = RunDirectory(source)
     if _is_hugging_face(directory):
-        if step is not None:
-            raise UserError(f"--step {step}: {source} is a Hugging Face folder, of one step; leave it out")
+        if step is not None or best_of is not None:
+            given = f"--best {best_of}" if step is None else f"--step {step}"
+            raise UserError(f"{given}: {source} is a Hugging Face folder, of one step; leave it out")
         doing(f"reading {source}")
         with local_folder(directory.path) as folder:
             return _read(directory.path, folder, mesh or row_mesh(jax.local_devices(), []))
@@ -179,11 +184,34 @@ def open_model(source: Path, step: int | None = None, mesh: Mesh | None = None) 
             f"{source} is no run: it has no recipe.json, and no Hugging Face folder: it has no config.json; make a run "
             "with `python -m pretrain run`"
         )
-    restored = restore(directory, step, mesh)
+    if best_of is not None and step is not None:
+        raise UserError(f"--best {best_of}: says which step to read, and so does --step {step}; leave one of them out")
+    restored = restore(directory, step if best_of is None else best_step(directory, best_of), mesh)
     params = merge(restored.params, restored.frozen)
     with local_folder(directory.tokenizer) as folder:
         tokenizer = stored.load(folder)
     return Opened(source, restored.assembly.model, params, restored.mesh, tokenizer, directory.tokenizer, restored)
+
+
+def best_step(directory: RunDirectory, name: str) -> int:
+    """The step of the checkpoint, of those that there are, with the lowest held-out loss of a task, or of the run, by
+    the name `loss`. UserError where none was evaluated."""
+    recipe, steps = directory.read_recipe(), directory.checkpoint_steps()
+    evaluations = {figures["step"]: losses(recipe, figures) for figures in read_metrics(directory, "eval")}
+    ever, there = (best(recipe, evaluations, of) for of in (evaluations, steps))
+    if name not in ever:
+        raise UserError(unknown(f"--best: {directory.path} has no evaluation of", name, ever or [LOSS]))
+    if name not in there:
+        raise UserError(
+            f"--best {name}: no checkpoint of {directory.path} was evaluated; there are {steps}: give --step"
+        )
+    if ever[name] != there[name]:
+        log.warning(
+            "--best %s: the lowest loss was at step %d, whose checkpoint was not kept (see --keep-best); of those that "
+            "were, step %d is read",
+            *(name, ever[name], there[name]),
+        )
+    return there[name]
 
 
 def identity_of(source: Path) -> str:

@@ -22,8 +22,9 @@ from pretrain.objectives.objective import TEACHERS
 from pretrain.options import Options
 from pretrain.recipe import Recipe, asked
 from pretrain.storage import run_directory
+from pretrain.storage.best import best, losses
 from pretrain.storage.checkpoints import Checkpoints, TrainState, load_frozen, phase_of, save_frozen
-from pretrain.storage.journal import Journal, Warnings, open_journal
+from pretrain.storage.journal import Journal, Warnings, open_journal, read_metrics
 from pretrain.storage.run_directory import RunDirectory, changed, disk_errors, versions
 from pretrain.training.assembly import initial_params, merge, parameter_shapes, table_of
 from pretrain.training.opened import restore
@@ -45,7 +46,7 @@ class Begun(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What stays the same while a run lasts."""
+    """What stays the same while a run lasts.   evaluations: step -> `losses`, of all so far."""
 
     recipe: Recipe
     corpora: Mapping[str, Corpus]
@@ -56,6 +57,7 @@ class Run(NamedTuple):
     mesh: Mesh
     frozen: Params
     stages: list[Stage]
+    evaluations: dict[int, dict[str, float]]
     stop: StopRequest
 
 
@@ -81,13 +83,20 @@ def start(
     renewed = changed(versions_before, versions()) if versions_before else None
     with disk_errors(directory), run_directory.alone(options.workdir):
         directory, before = run_directory.start(recipe, corpora, options)
-        with closing(Checkpoints(directory.checkpoints, options.keep, options.keep_every)) as checkpoints:
+        evaluations: dict[int, dict[str, float]] = {}
+        bests = lambda steps: best(recipe, evaluations, steps).values() if options.keep_best else ()
+        with closing(Checkpoints(directory.checkpoints, options.keep, options.keep_every, bests)) as checkpoints:
             state, phase, frozen, origin = _first_state(placed, before or recipe, directory, checkpoints, begun)
             written = (directory, int(state.step), recipe.steps, options.track)
             journal = open_journal(*written) if is_first() else Journal()  # the first process writes for all
             with closing(journal), warnings.going_to(journal):
+                evaluations.update(from_first("evaluations", lambda: _measured(recipe, directory)))
                 of = (recipe, corpora, options, directory, checkpoints, journal, placed.mesh, frozen, placed.stages)
-                yield Run(*of, stop), First(state, phase, before, origin, renewed)
+                yield Run(*of, evaluations, stop), First(state, phase, before, origin, renewed)
+
+
+def _measured(recipe: Recipe, directory: RunDirectory) -> list[tuple[int, dict[str, float]]]:
+    return [(figures["step"], losses(recipe, figures)) for figures in read_metrics(directory, "eval")]
 
 
 def begun_from(placed: Placed, corpus: Corpus, options: Options) -> Begun:

@@ -292,7 +292,8 @@ def model_flops(recipe: Recipe, phase: Phase, task: Task | None = None) -> float
 
 
 def mean_flops(recipe: Recipe) -> float:
-    """`model_flops` of a step, the mean of a run's: all of its phases have one mesh, which is chosen by them."""
+    """`model_flops` of a step, the mean of a run's: all of its phases have one mesh, which is chosen by them. Tasks
+    whose rates only the corpora tell (`Phase.rates`) count alike."""
     total = 0.0
     for _, phase, task in every_task(recipe):
         rates = sum(one.rate for one in tasks_of(recipe, phase))

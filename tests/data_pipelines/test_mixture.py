@@ -43,29 +43,33 @@ def test_counts_add_up_never_fall_and_stay_near_their_rates(weights, rows, more)
         ("given:3,1,1", (3 / 5, 1 / 5, 1 / 5)),
         ("proportional", (8000 / 9001, 1000 / 9001, 1 / 9001)),
         ("proportional:2000", (2000 / 3001, 1000 / 3001, 1 / 3001)),
+        ("proportional:0.5", (1 / 3, 1 / 3, 1 / 3)),
+        ("equal", (1 / 3, 1 / 3, 1 / 3)),
+        ("temperature:2,900", (30 / 61, 30 / 61, 1 / 61)),
         ("temperature:2", tuple(x**0.5 / (8000**0.5 + 1000**0.5 + 1) for x in (8000, 1000, 1))),
         ("smoothed:0.7", tuple(x**0.7 / (8000**0.7 + 1000**0.7 + 1) for x in (8000, 1000, 1))),
     ],
 )
 def test_rates(text, rates):
-    assert parse_rates(text, SIZES) == pytest.approx(rates)
-    assert parse_rates("smoothed:1000", SIZES) == (1, 0, 0)  # no overflow
+    assert parse_rates(text, SIZES) == pytest.approx(dict(zip(SIZES, rates, strict=True)))
+    assert [*parse_rates("smoothed:1000", SIZES).values()] == [1, 0, 0]  # no overflow
 
 
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("given:0.5,0.5", "mixture=given:0.5,0.5: 2 rates for 3 corpora"),
+        ("given:0.5,0.5", "mixture=given:0.5,0.5: 2 rates for en, "),
         ("given:1,0,1", "numbers must be above 0"),
         ("smoothed:x", "'x' is no number"),
         ("proportional:inf", "numbers must be above 0 and finite"),
-        ("", "is no mixture"),
+        ("", "mixture=: says no rates; use proportional"),
+        ("equal:2", "mixture=equal:2: says no rates"),
     ],
 )
 def test_what_is_no_mixture_is_said(text, said):
     with pytest.raises(UserError, match=said):
         parse_rates(text, SIZES)
-    with pytest.raises(UserError, match="--corpus zh=: has no text"):
+    with pytest.raises(UserError, match="mixture=proportional: zh has no text"):
         parse_rates("proportional", {"en": 5, "zh": 0})
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from data_pipelines.__main__ import main
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
@@ -47,6 +48,26 @@ def test_pairs_are_the_inputs_and_targets_of_documents_each_with_its_end(tmp_pat
     assert {tuple(one): other for one, other in found} == expected
     with pytest.raises(UserError, match="need two segments"):
         make_examples(Pairs(12, 8), Corpus(write_corpus(tmp_path / "one", numbered([[3]]))), "train", 1, seed=0)
+
+
+def test_a_task_prefix_is_text_before_each_input_and_rows_without_input_or_target_are_counted(tmp_path, capsys):
+    lines = [{"input": one, "target": other} for one, other in TEXTS]
+    half = [{"input": "", "target": "x"}, {"input": "x", "target": " "}, {"input": "x", "target": None}]
+    rest = [{"input": "x"}, {"input": 1, "target": "x"}]
+    given = ["--tokenizer", "bytes", "--heldout", "0", "--field", "input", "--field", "target", "--task-prefix", "do: "]
+    assert command(tmp_path / "c", *given, lines=lines + half + rest) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for said in ("3 pairs with an empty side", "1 records without the field", "1 records whose field is not text"):
+        assert said in printed
+    corpus = Corpus(tmp_path / "c")
+    batch, spelled = all_of(Pairs(40, 40), corpus), lambda tokens: bytes(token - 3 for token in tokens[:-1]).decode()
+    found = zip(real(batch, "tokens", "segments"), real(batch, "targets", "decoder_segments"), strict=True)
+    assert {(spelled(one), spelled(other)) for one, other in found} == {(f"do: {one}", other) for one, other in TEXTS}
+    main(["show", str(tmp_path / "c")])
+    assert "inputs begin with: 'do: '" in capsys.readouterr().out
+    again = ["--append", "--field", "input", "--field", "target", "--source", f"jsonl:{tmp_path}/0.jsonl"]
+    assert command(tmp_path / "c", *again, "--task-prefix", "other: ") == 2
+    assert "with no --code and --task-prefix 'do: ' and not" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("causal", [False, True])

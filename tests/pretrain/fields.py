@@ -14,7 +14,7 @@ OTHERS = {
     "frozen": [("embeddings", "pooler")], "masking.unit": ["word_starts", "token"],
 }  # fmt: skip
 
-OF_STAGES = ("objective", "optimizer", "schedule", "frozen", "tasks")
+OF_STAGES = ("objective", "optimizer", "schedule", "frozen", "tasks", "rates")
 
 
 def fields_of(recipe) -> dict:

@@ -102,9 +102,9 @@ def test_a_state_comes_back_bit_for_bit_from_the_step_that_is_asked_for_or_not_a
         checkpoints.restore(like, 5)
 
 
-def test_the_last_n_and_every_mth_stay(tmp_path):
-    saved(tmp_path, range(1, 8), keep=2, keep_every=3)
-    assert reopened(tmp_path).steps() == [3, 6, 7]
+def test_the_last_n_every_mth_and_those_that_are_named_stay(tmp_path):
+    saved(tmp_path, range(1, 8), keep=2, keep_every=3, also=lambda steps: [max(step for step in steps if step < 3)])
+    assert reopened(tmp_path).steps() == [2, 3, 6, 7]
     assert tiny.equal(reopened(tmp_path).restore(like, 3), state_at(3))
 
 

@@ -1,5 +1,6 @@
 """A run on several corpora, in lanes, whose examples are counted once and whose corpora may grow."""
 
+import dataclasses
 import json
 import shutil
 
@@ -8,8 +9,12 @@ import pytest
 
 from data_pipelines.corpus import Corpus, open_corpora
 from data_pipelines.errors import UserError
+from data_pipelines.examples.next_tokens import InputTarget
+from data_pipelines.examples.text_to_text import Pairs
 from data_pipelines.order import Order
 from pretrain.__main__ import main
+from pretrain.objectives.objective import Task
+from pretrain.objectives.sequence_to_sequence import PhaseWithTargets, SequenceToSequence
 from pretrain.recipe import Phase, check, every_task
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
@@ -73,6 +78,59 @@ def test_a_run_says_its_rates_and_what_each_process_reads(folder, monkeypatch):
         assert ("--order.lanes 4, in another --workdir, would" in line) == (lanes < 4)
 
 
+SPANS, PREFIX = SequenceToSequence(), SequenceToSequence("prefix")
+OF_BOTH = (Task("spans", SPANS, corpus="a"), Task("prefix", PREFIX, corpus="b"), Task("all", PREFIX))
+
+
+def in_tasks(rates, tasks=OF_BOTH):
+    phase = PhaseWithTargets(1.0, 32, 8, target_length=tiny.TARGET, tasks=tasks, rates=rates)
+    return tiny.t5(phases=(phase,))
+
+
+def test_rates_of_tasks_follow_from_their_examples(folder):
+    corpora, least = open_corpora(text(folder), {}), min(tiny.TARGET, 32) - 1
+    sizes = {name: corpus.size("train") for name, corpus in corpora.items()}
+    ended = {name: size["tokens"] + size["documents"] for name, size in sizes.items()}
+    rows = {"spans": -(-ended["a"] // SPANS.rows(in_tasks("").phases[0]).size), "prefix": -(-ended["b"] // least)}
+    rows["all"] = rows["prefix"] + -(-ended["a"] // least)
+    expected = {name: count / sum(rows.values()) for name, count in rows.items()}
+    assert data.task_rates(in_tasks("proportional"), corpora, 0) == pytest.approx(expected)
+    equal = data.task_rates(in_tasks("proportional:1"), corpora, 0)
+    assert equal == pytest.approx(dict.fromkeys(rows, 1 / 3)) == data.task_rates(in_tasks("equal"), corpora, 0)
+    assert data.task_rates(in_tasks(""), corpora, 0) == dict.fromkeys(rows, 1.0)
+    said = data.said_of_data(in_tasks("proportional:1"), corpora, None)[-1]
+    assert f"phases.0.rates=proportional:1: the steps are 33.33% spans ({rows['spans']:,} examples), 33.33%" in said
+    assert [of.examples_of({"documents": 7, "tokens": 99}) for of in (Pairs(32, 9), InputTarget(32, True, False))] == [
+        7,
+        7,
+    ]
+
+
+def test_rates_of_tasks_stay_when_a_corpus_has_grown(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "c")
+    file = tmp_path / "c" / "a" / "manifest.json"
+    grown = json.loads(file.read_text()) | {"history": [{"fingerprint": "2" * 64, "parts": 2}]}
+    file.write_text(json.dumps(grown | {"fingerprint": "2" * 64, "parts": grown["parts"][:2], "history": []}))
+    rates = lambda states: data.task_rates(in_tasks("temperature:2"), open_corpora(text(tmp_path / "c"), states), 0)
+    before, states = rates({}), {name: of.fingerprint for name, of in open_corpora(text(tmp_path / "c"), {}).items()}
+    file.write_text(json.dumps(grown))
+    assert rates(states) == before != rates({})
+
+
+@pytest.mark.parametrize(
+    ("rates", "tasks", "said"),
+    [
+        ("equal", (), "phases.0.rates=equal: needs tasks"),
+        ("equal", (dataclasses.replace(OF_BOTH[0], rate=2.0),), "phases.0.rates=equal: says how often each task comes"),
+        ("given:1,2", OF_BOTH, "phases.0.rates=given:1,2: 2 rates for spans, prefix, all"),
+        ("temperature", OF_BOTH, "phases.0.rates=temperature: says no rates; use proportional"),
+    ],
+)
+def test_rates_that_cannot_be_are_refused_without_a_corpus(rates, tasks, said):
+    with pytest.raises(UserError, match=said):
+        check(in_tasks(rates, tasks))
+
+
 def test_batch_sizes_that_lanes_do_not_divide_are_an_error_that_names_both():
     with pytest.raises(UserError, match=r"phases.1.batch_size=16 is not a multiple of order.lanes=3"):
         check(tiny.bert(order=Order(3), phases=(Phase(0.5, 32, 9), Phase(0.5, 32, 16))))
@@ -82,7 +140,7 @@ def test_batch_sizes_that_lanes_do_not_divide_are_an_error_that_names_both():
 
 def test_what_does_not_fit_shows_without_text(folder):
     corpora = open_corpora(text(folder), {})
-    with pytest.raises(UserError, match="mixture=given:1: 1 rates for 2 corpora"):
+    with pytest.raises(UserError, match="mixture=given:1: 1 rates for a, b"):
         check_data(tiny.bert(mixture="given:1"), corpora)
     with pytest.raises(UserError, match="b has a rate of 0.01"):
         check_data(tiny.transformer_xl(mixture="given:99,1"), corpora)

@@ -50,7 +50,8 @@ def begin(corpus_path, tmp_path, monkeypatch):
     recipe.write_text(to_json(toys.recipe(steps=STEPS)))
 
     def start(workdirs, *more):
-        options = ["--checkpoint-every", 4, "--log-every", 1, "--eval-examples", 16, *more]
+        cadence = ["--checkpoint-every", 4, "--log-every", 1, "--eval-every", 5]
+        options = [*cadence, "--keep", 1, "--keep-best", "--eval-examples", 16, *more]
         command = ["run", "--recipe", recipe, "--corpus", corpus_path, *options, "--workdir"]
         return tiny.start(json.dumps([[*map(str, command), str(one)] for one in workdirs]), program=("-c", SLOWLY))
 
@@ -89,6 +90,7 @@ def check_the_end(begin, workdir, whole):
     assert out.count("resuming from step") == 1
     assert tiny.equal(tiny.final_state(workdir), tiny.final_state(whole))
     assert figures(workdir) == figures(whole)
+    assert RunDirectory(workdir).checkpoint_steps() == RunDirectory(whole).checkpoint_steps() == [20, 24]
 
 
 def test_a_run_that_is_stopped_and_killed_ends_as_if_nothing_had_happened(begin, tmp_path):

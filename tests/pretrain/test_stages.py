@@ -238,12 +238,25 @@ def test_tasks_that_cannot_be_told_apart_or_read_what_is_not_there_are_refused(b
         UserError, match=r"phases.0.tasks: are named \['masked', 'masked'\]; give each a name of its own"
     ):
         check(twice)
+    for name in ("", "loss", "a/b"):
+        with pytest.raises(UserError, match="a name of its own, other than loss, without /"):
+            check(
+                dataclasses.replace(
+                    twice, phases=(Phase(1.0, 32, 8, tasks=(dataclasses.replace(TASKS[0], name=name),)),)
+                )
+            )
     beside = dataclasses.replace(recipe.phases[0], objective=TOKENS_ALONE)
     with pytest.raises(UserError, match="phases.0.objective: has no effect beside tasks; leave one of them out"):
         check(dataclasses.replace(recipe, phases=(beside,)))
     with pytest.raises(UserError, match="--corpus: task next reads b=DIR, there is a; give it, too"):
         check_data(recipe, open_corpora(f"a={corpus_path}", {}))
     fields = json.loads(to_json(recipe))
+    double = to_json(recipe).replace('"corpus": "a"', '"corpus": "a", "corpus": "b"')
+    with pytest.raises(UserError, match="^corpus: is there twice in one object; leave one of them out"):
+        from_json(double)
+    empty = fields | {"phases": [fields["phases"][0] | {"tasks": []}]}
+    with pytest.raises(UserError, match="phases.0.tasks: is empty; give tasks, or leave it out"):
+        from_json(json.dumps(empty))
     fields["phases"][0]["tasks"][1]["objective"]["kind"] = "next-word"
     with pytest.raises(UserError, match="phases.0.tasks.1.objective.kind: this version has no next-word"):
         from_json(json.dumps(fields))

@@ -143,21 +143,22 @@ def several(tmp_path):
 
 
 def test_a_source_has_one_target_of_an_input_or_several(t5_run, heard, several, capsys, tmp_path, caplog):
-    given = ["--source", several, *fields("de", "one", "two"), "--code", "[tone:cold]", "--out", tmp_path / "out"]
+    given = ["--source", several, *fields("de", "one", "two"), "--code", "[tone:cold]", "--task-prefix", "say: "]
+    given += ["--out", tmp_path / "out"]
     assert figures(capsys, t5_run, *given)["exact match"] == "100.0000"
     made = stored.load(t5_run / "tokenizer")
     before, end = made.tokenizer.token_to_id("[tone:cold]"), made.special["sep"]
     (prompts,) = heard
-    assert prompts == [[before, *tokens, end] for tokens in encode(made, [f"Haus {n}" for n in range(6)])]
+    assert prompts == [[before, *tokens, end] for tokens in encode(made, [f"say: Haus {n}" for n in range(6)])]
     expected = [
-        {"input": f"Haus {n}", "targets": [f"text {n}", f"house {n}"], "written": f"text {n}"} for n in range(6)
+        {"input": f"say: Haus {n}", "targets": [f"text {n}", f"house {n}"], "written": f"text {n}"} for n in range(6)
     ]
     assert lines(tmp_path / "out") == expected
     assert "records without the field: 1, the first in" in caplog.text
     cut = figures(capsys, t5_run, "--source", several, *fields("de", "two"), "--bleu-tokenizer", "char")
     assert cut["exact match"] == "0.0000" and cut["last"].startswith("6 targets") and "|tok:char|" in cut["last"]
     figures(capsys, t5_run, *given, "--examples", 3)
-    assert [line["input"] for line in lines(tmp_path / "out")] == ["Haus 0", "Haus 2", "Haus 4"]
+    assert [line["input"] for line in lines(tmp_path / "out")] == ["say: Haus 0", "say: Haus 2", "say: Haus 4"]
 
 
 def test_a_long_text_of_a_source_is_one_again(tmp_path, t5_run):
@@ -183,6 +184,7 @@ MISTAKES = [
     (["--beams", 2, "--out", "x"], "--out, --beams: no effect where no targets are written; add --write or --source"),
     (["--write", "--code", "a"], "--code: no effect without --source; add it, or leave them out"),
     (["--all", "--source", "SOURCE"], "--all: no effect with --source, whose targets alone are written"),
+    (["--all", "--best", "loss"], "--best loss: is one checkpoint, --all are all of them; leave one of them out"),
     (["--write", "--beams", 2, "--sample"], "--beams 2: takes the likeliest, --sample draws"),
     (["--source", "text:FILE"], "its documents have one text; give one of inputs and targets, like jsonl:"),
     (["--source", "SOURCE"], "--field input: "),

@@ -32,6 +32,9 @@ from tests.data_pipelines.prepared import documents, run, splits
         ({"sentinels": -1}, "--sentinels -1: give a number from 0"),
         ({"part_size": 0}, "--part-size 0: give a number of MiB"),
         ({"steps": ("tag",)}, "--steps tag: there is no such step"),
+        ({"task_prefix": ("a\n",)}, r"--task-prefix 'a\\n': has characters that cannot be seen"),
+        ({"task_prefix": ("a: ",)}, "--task-prefix 'a: ': stands before inputs that have targets, and --source text:"),
+        ({"task_prefix": ("a: ", "b: ")}, "--task-prefix a:  --task-prefix b: : 2 for 1 sources"),
         ({"tokenizer": "wordpiece", "specials": "albert"}, "--specials albert: --tokenizer wordpiece does not choose"),
         ({"tokenizer": "bpe", "specials": "albert"}, "--specials albert: .*bpe has roberta and gpt2"),
         *(
