@@ -4,7 +4,6 @@ for its phase."""
 
 import contextlib
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -163,14 +162,8 @@ def stages(assembly: Assembly, mesh: Mesh, microbatches: int = 1) -> list[Stage]
     check_frozen(assembly.recipe, shapes)
     everything = parameter_shardings(all_parameters(assembly.recipe), shapes, mesh)
     trained, frozen = split_frozen(jax.tree.map(_placed, shapes, everything), assembly.recipe)
-
-    @functools.cache
-    def untrained_in(index: int) -> tuple[str, ...]:
-        with placed_by(None):
-            return unread(assembly, index, *jax.tree.map(_shape, (trained, frozen)))
-
     return [
-        _stage(assembly, index, task, mesh, microbatches, trained, frozen, partial(untrained_in, index))
+        _stage(assembly, index, task, mesh, microbatches, trained, frozen)
         for index, _, task in every_task(assembly.recipe)
     ]
 
@@ -222,9 +215,9 @@ def _stage(
     microbatches: int,
     params: Params,
     frozen: Params,
-    untrained: Callable[[], tuple[str, ...]],
 ) -> Stage:
     recipe, phase, objective = assembly.recipe, assembly.recipe.phases[index], task.objective
+    untrained = partial(unread, recipe, index)
     everywhere = replicated(mesh)
     first_carry, carry, axes = _carry(lambda: initial_carry(assembly, index), mesh)
     moments_before, opt_state = _moments(assembly, index, mesh, params)
@@ -313,10 +306,6 @@ def fitted(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> NamedShardin
     spec = (*sharding.spec, *(None,) * (len(shape.shape) - len(sharding.spec)))
     kept = (None if size == 1 else over for size, over in zip(shape.shape, spec, strict=True))
     return NamedSharding(sharding.mesh, PartitionSpec(*kept))
-
-
-def _shape(placed: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(placed.shape, placed.dtype)
 
 
 def _placed(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:

@@ -18,6 +18,7 @@ from models.attention.mask import PAIRS
 from models.core.noise import row_keys
 from models.core.parameters import Params, leaves, nest
 from models.core.program import Program
+from models.core.sharding import placed_by
 from models.families.registry import family_of
 from pretrain.objectives.objective import TEACHERS, Batch, Bound, Moment, Objective, Phase, Sums, Task, scope, shapes_of
 from pretrain.optimizers import clip
@@ -243,12 +244,13 @@ def batch_rows(batch: Batch) -> int:
     return next(iter(batch.values())).shape[0]
 
 
-def traced_loss(assembly: Assembly, phase: Phase, task: Task, params: Params, frozen: Params) -> ClosedJaxpr:
+@functools.lru_cache(maxsize=8)
+def traced_loss(recipe: Recipe, phase: Phase, task: Task) -> ClosedJaxpr:
     """The program of a task's loss in training: (params, frozen, batch, carry) -> the sum of its terms.
 
-    params, frozen: as shapes and dtypes; nothing is computed.
+    It is of no mesh, and attention computes all pairs. Nothing is computed here.
     """
-    objective = task.objective
+    assembly, objective = assemble(recipe, Program(attention="dense")), task.objective
 
     def loss(params, frozen, batch, carry):
         keys = row_keys(0, 0, jnp.arange(batch_rows(batch)))
@@ -257,19 +259,20 @@ def traced_loss(assembly: Assembly, phase: Phase, task: Task, params: Params, fr
         return sum(terms[term].sum for term in objective.coefficients(0))
 
     carry = jax.eval_shape(lambda: objective.carry(assembly.model, phase, train=True)[0])
-    return jax.make_jaxpr(loss)(params, frozen, shapes_of(objective.spec(phase), phase.batch_size), carry)
+    params = split_frozen(parameter_shapes(recipe), recipe)
+    with placed_by(None):
+        return jax.make_jaxpr(loss)(*params, shapes_of(objective.spec(phase), phase.batch_size), carry)
 
 
-def unread(assembly: Assembly, index: int, params: Params, frozen: Params) -> tuple[str, ...]:
-    """Paths of the parameters that no task of a phase reads: no gradient ever reaches them.   As `traced_loss`."""
-    phase = assembly.recipe.phases[index]
-    plain = assembly._replace(model=assembly.model.clone(program=Program()))  # the form that is traced fastest
+@functools.lru_cache
+def unread(recipe: Recipe, index: int) -> tuple[str, ...]:
+    """Paths of the parameters that no task of a phase reads: no gradient ever reaches them."""
+    phase, paths = recipe.phases[index], [path for path, _ in leaves(split_frozen(parameter_shapes(recipe), recipe)[0])]
     ever: set[str] = set()
-    for task in tasks_of(assembly.recipe, phase):
-        traced = traced_loss(plain, phase, task, params, frozen).jaxpr
-        read = partial_eval.dce_jaxpr(traced, [True])[1]
-        ever |= {path for (path, _), is_read in zip(leaves(params), read, strict=False) if is_read}
-    return tuple(path for path, _ in leaves(params) if path not in ever)
+    for task in tasks_of(recipe, phase):
+        read = partial_eval.dce_jaxpr(traced_loss(recipe, phase, task).jaxpr, [True])[1]
+        ever |= {path for path, is_read in zip(paths, read, strict=False) if is_read}
+    return tuple(path for path in paths if path not in ever)
 
 
 @functools.lru_cache
@@ -279,9 +282,7 @@ def model_flops(recipe: Recipe, phase: Phase, task: Task | None = None) -> float
     gradient is two products of its size; a teacher has none.
 
     task: the phase's only one unless given."""
-    assembly = assemble(recipe, Program(attention="dense"))
-    params = split_frozen(parameter_shapes(recipe), recipe)
-    traced = traced_loss(assembly, phase, task or tasks_of(recipe, phase)[0], *params)
+    traced = traced_loss(recipe, phase, task or tasks_of(recipe, phase)[0])
     taught = {scope(teacher.name): teacher.model for teacher in recipe.teachers}
 
     def counted_as(where: str) -> float:
