@@ -1,5 +1,6 @@
 """What tests of several packages share."""
 
+import functools
 import gc
 import io
 import os
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from jax._src.interpreters import mlir
 from rich.console import Console
 
 from data_pipelines.prepare.command import prepare
@@ -31,8 +33,10 @@ def pytest_configure(config):
     # Compiles in a fifth of the time, in one thread, to slower code. `make test-all` sets no flags: there it is fast.
     quick = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
     os.environ.setdefault("XLA_FLAGS", f"{quick} --xla_cpu_parallel_codegen_split_count=1")
+    os.fsync = lambda descriptor: None  # nothing that tests write has to outlive a power cut
     gc.set_threshold(100_000, 50, 1000)  # to look through all that was imported and traced takes an eighth of the time
     keep_programs_whole()
+    mlir.make_ir_context = functools.cache(mlir.make_ir_context)  # to lower a small program is mostly to make one
 
 
 def pytest_collection_modifyitems(items):
@@ -45,6 +49,7 @@ def pytest_runtest_teardown(item, nextitem):
     it goes, such as Orbax's failed reads: not in the output of another's tests."""
     if nextitem is None or nextitem.path != item.path:
         jax.clear_caches()
+        mlir.make_ir_context.cache_clear()
         gc.collect(1)
 
 
