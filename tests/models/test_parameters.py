@@ -1,5 +1,6 @@
 """The parameter tables say exactly what the models' parameters are."""
 
+import functools
 import json
 from collections import Counter
 
@@ -20,10 +21,35 @@ SIZES = [
 ]
 
 
+def kinds():
+    """Name, family, size and config of all; those whose parameters have the names and axes of others' are slow."""
+    seen = set()
+    for name, family in FAMILIES.items():
+        for size, config in family.sizes.items():
+            kind = name, *((row.path, row.axes) for row in family.every_parameter(config))
+            yield pytest.param(name, size, id=f"{name}-{size}", marks=pytest.mark.slow if kind in seen else ())
+            seen.add(kind)
+
+
+@functools.cache
+def golden_tables(name):
+    return json.loads((golden.FOLDER / f"{name}.json").read_text("utf-8"))
+
+
 @pytest.mark.parametrize("name", FAMILIES)
-def test_tables_are_the_golden_ones(name):
-    expected = json.loads((golden.FOLDER / f"{name}.json").read_text("utf-8"))
-    assert golden.tables(FAMILIES[name]) == expected, "meant? then run `python -m tests.models.golden`"
+def test_every_size_has_a_golden_table(name):
+    assert list(golden_tables(name)) == list(FAMILIES[name].sizes)
+
+
+def test_numbers_of_every_size_are_the_golden_ones():
+    assert golden.configs() == json.loads(golden.CONFIGS.read_text("utf-8"))
+
+
+@pytest.mark.parametrize(("name", "size"), kinds())
+def test_tables_are_the_golden_ones(name, size):
+    family = FAMILIES[name]
+    found = golden.table(family, family.sizes[size])
+    assert found == golden_tables(name)[size], "meant? then run `python -m tests.models.golden`"
 
 
 def test_layers_that_share_attention_alone_have_that_of_their_group_in_hugging_face():
@@ -33,8 +59,9 @@ def test_layers_that_share_attention_alone_have_that_of_their_group_in_hugging_f
     assert slots["layers/feed_forward/up/kernel"].layers is None
 
 
-@pytest.mark.parametrize(("family", "config"), SIZES)
-def test_the_table_lists_every_parameter_once_and_axes_name_every_dimension(family, config):
+@pytest.mark.parametrize(("name", "size"), kinds())
+def test_the_table_lists_every_parameter_once_and_axes_name_every_dimension(name, size):
+    family, config = FAMILIES[name], FAMILIES[name].sizes[size]
     shapes, sizes = dict(leaves(parameter_shapes(config, tuple(head.name for head in family.heads)))), {}
     assert sorted(parameter.path for parameter in family.every_parameter(config)) == sorted(shapes)
     for parameter in family.every_parameter(config):

@@ -95,7 +95,12 @@ def test_the_program_of_an_accelerator_does_not_grow_with_depth():
 KEPT = {kept["recipe"]: kept for kept in json.loads(table.FILE.read_text())}
 
 
-@pytest.mark.parametrize("name", RECIPES)
+# To count parameters, a model of each kind is traced; the others are slow together.
+OF_A_KIND = [*TRACES.values()]
+COUNTED = [pytest.param(name, marks=() if name in OF_A_KIND else pytest.mark.slow) for name in RECIPES]
+
+
+@pytest.mark.parametrize("name", COUNTED)
 def test_the_table_says_what_a_recipe_is(name):
     assert list(KEPT) == list(RECIPES)
     assert KEPT[name] == table.row(RECIPES[name]), "make it anew: python -m pretrain.commands.recipes"
