@@ -11,6 +11,7 @@ import jax
 import pytest
 
 from data_pipelines.errors import UserError
+from pretrain.__main__ import main
 from pretrain.recipe import to_json
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import loop
@@ -21,10 +22,10 @@ from tpu import cluster
 
 STEPS = 24
 
-# `python -m pretrain` for one command after the other, so slow that a signal finds it at work. Last it prints what it
-# has imported of the cloud's libraries.
+# `python -m pretrain`, so slow that a signal finds it at work. Last it prints what it has imported of the cloud's
+# libraries.
 SLOWLY = """
-import json, sys, time
+import sys, time
 import pytest
 from pretrain.__main__ import main
 from pretrain.training import loop
@@ -36,26 +37,25 @@ def place_rows(*given, at_once=loop.place_rows):
 
 toys.register(pytest.MonkeyPatch())
 loop.place_rows = place_rows
-status = max(main(command) for command in json.loads(sys.argv[1]))
+status = main(sys.argv[1:])
 print({name.split(".")[0] for name in sys.modules} & {"gcsfs", "aiohttp"} or "of the cloud: nothing")
 sys.exit(status)
 """
 
 
 @pytest.fixture
-def begin(corpus_path, tmp_path, monkeypatch):
-    """(work directories, more options) -> a process that trains the toy in each of them, one after the other."""
+def training(corpus_path, tmp_path, monkeypatch):
+    """(work directory, more options) -> arguments of `python -m pretrain` to train the toy there."""
     toys.register(monkeypatch)
     recipe = tmp_path / "recipe.json"
     recipe.write_text(to_json(toys.recipe(steps=STEPS)))
 
-    def start(workdirs, *more):
+    def arguments(workdir, *more):
         cadence = ["--checkpoint-every", 4, "--log-every", 1, "--eval-every", 5]
         options = [*cadence, "--keep", 1, "--keep-best", "--eval-examples", 16, *more]
-        command = ["run", "--recipe", recipe, "--corpus", corpus_path, *options, "--workdir"]
-        return tiny.start(json.dumps([[*map(str, command), str(one)] for one in workdirs]), program=("-c", SLOWLY))
+        return [*map(str, ["run", "--recipe", recipe, "--corpus", corpus_path, *options, "--workdir", workdir])]
 
-    return start
+    return arguments
 
 
 def reached(workdir, step) -> bool:
@@ -65,8 +65,9 @@ def reached(workdir, step) -> bool:
     return any(line.endswith("\n") and json.loads(line)["step"] >= step for line in lines)
 
 
-def interrupted(process, workdir, number, step):
+def interrupted(arguments, workdir, number, step):
     """Send a signal to the process group, as a terminal does, after a step -> (status, output, errors)."""
+    process = tiny.start(*arguments, program=("-c", SLOWLY))
     deadline = time.monotonic() + 400
     while not reached(workdir, step) and process.poll() is None:
         assert time.monotonic() < deadline, "the run does not get on"
@@ -82,28 +83,21 @@ def figures(workdir):
     return [(entry["kind"], entry["step"], entry["loss"]) for entry in entries]
 
 
-def check_the_end(begin, workdir, whole):
-    """The run goes on to its end, where another that is left alone comes, too."""
-    process = begin([workdir, whole])
-    out, err = process.communicate(timeout=400)
-    assert process.returncode == 0, err
-    assert out.count("resuming from step") == 1
-    assert tiny.equal(tiny.final_state(workdir), tiny.final_state(whole))
-    assert figures(workdir) == figures(whole)
-    assert RunDirectory(workdir).checkpoint_steps() == RunDirectory(whole).checkpoint_steps() == [20, 24]
-
-
-def test_a_run_that_is_stopped_and_killed_ends_as_if_nothing_had_happened(begin, tmp_path):
-    workdir = tmp_path / "run"
-    process = begin([workdir], "--checkpoint-every", 1000, "--workers", 1)
-    status, out, err = interrupted(process, workdir, signal.SIGINT, step=3)
+def test_a_run_that_is_stopped_and_killed_ends_as_if_nothing_had_happened(training, tmp_path, capsys):
+    workdir, whole = tmp_path / "run", tmp_path / "whole"
+    at_first = training(workdir, "--checkpoint-every", 1000, "--workers", 1)
+    status, out, err = interrupted(at_first, workdir, signal.SIGINT, step=3)
     assert status == EXIT_STOPPED == 75 and "Traceback" not in err, err
     stopped = int(tiny.final_state(workdir).step)
     assert 3 <= stopped < STEPS - 8 and f"SIGINT: saved step {stopped}" in out
     assert out.endswith("of the cloud: nothing\n")
-    status, *_ = interrupted(begin([workdir]), workdir, signal.SIGKILL, step=stopped + 5)
+    status, *_ = interrupted(training(workdir), workdir, signal.SIGKILL, step=stopped + 5)
     assert status == -signal.SIGKILL
-    check_the_end(begin, workdir, tmp_path / "whole")
+    assert main(training(workdir)) == main(training(whole)) == 0  # of the two, the one goes on
+    assert capsys.readouterr().out.count("resuming from step") == 1
+    assert tiny.equal(tiny.final_state(workdir), tiny.final_state(whole))
+    assert figures(workdir) == figures(whole)
+    assert RunDirectory(workdir).checkpoint_steps() == RunDirectory(whole).checkpoint_steps() == [20, 24]
 
 
 def test_a_signal_before_the_first_step_of_a_resumed_run_loses_nothing(corpus_path, tmp_path, monkeypatch):

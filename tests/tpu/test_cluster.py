@@ -9,31 +9,54 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from data_pipelines.errors import PassingError, UserError
 from pretrain.__main__ import main
+from pretrain.recipe import to_json
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.signals import EXIT_STOPPED
-from tests.pretrain import tiny
+from tests.pretrain import tiny, toys
 from tpu import __main__ as of_tpu
 from tpu import chatter
 from tpu import local as module
 from tpu.cluster import HEARTBEAT_SECONDS, detected, explicit, join
 
 ROOT = Path(__file__).parent.parent.parent
-STEPS = 40
+STEPS = 24
 
 
-def arguments(corpus, workdir, *more, recipe="transformer-xl-tiny"):
-    """Of `run` for a decoder with a memory."""
-    few = ("--depth", "scan", "--steps", STEPS, "--checkpoint-every", 8, "--eval-every", 2)
-    return [*map(str, tiny.memory_arguments(recipe, corpus, workdir, *few, *more))]
+def arguments(corpus, workdir, recipe, *more):
+    """Of `run` for the toy, or for a decoder with a memory."""
+    few = ("--depth", "scan", "--steps", STEPS, "--checkpoint-every", 8, "--eval-every", 2, *more)
+    if recipe != "toy":
+        return [*map(str, tiny.memory_arguments(recipe, corpus, workdir, *few))]
+    file = workdir.parent / "toy.json"
+    file.write_text(to_json(toys.recipe()))
+    given = ("--recipe", file, "--corpus", corpus, "--workdir", workdir, "--log-every", 1, "--eval-examples", 16)
+    return ["run", *map(str, (*given, *few))]
 
 
-PRETRAIN = ("-m", "pretrain")
+# `python -m pretrain`, so slow that a signal finds it at work
+PRETRAIN = """
+import time
+import pytest
+from data_pipelines.command_line import end_with
+from pretrain.__main__ import main
+from pretrain.training import loop
+from tests.pretrain import toys
+
+def place_rows(*given, at_once=loop.place_rows):
+    time.sleep(0.1)
+    return at_once(*given)
+
+toys.register(pytest.MonkeyPatch())
+loop.place_rows = place_rows
+end_with(main)
+"""
 
 
 class Cluster:
@@ -70,17 +93,24 @@ def losses(workdir, kind="train"):
     return {entry["step"]: entry["loss"] for entry in read_metrics(RunDirectory(workdir), kind)}
 
 
-@pytest.fixture(scope="module", params=["transformer-xl-tiny", pytest.param("xlnet-tiny", marks=pytest.mark.slow)])
+SLOW = [pytest.param(f"{name}-tiny", marks=pytest.mark.slow) for name in ("transformer-xl", "xlnet")]
+
+
+@pytest.fixture(scope="module", params=["toy", *SLOW])
 def recipe(request):
-    return request.param
+    """All have a carry."""
+    with pytest.MonkeyPatch.context() as patch:
+        toys.register(patch)
+        yield request.param
 
 
 @pytest.fixture(scope="module")
 def stopped(recipe, corpus_path, tmp_path_factory):
     """(work directory, what was said) of two processes of which the second got SIGTERM."""
     workdir = tmp_path_factory.mktemp("stopped") / "run"
-    given = arguments(corpus_path, workdir, "--mesh", "data=2,fsdp=2", recipe=recipe)
-    cluster = Cluster(2, 2, [*PRETRAIN, *given])
+    mesh = "data=4" if recipe == "toy" else "data=2,fsdp=2"  # the toy's vocabulary is odd
+    given = arguments(corpus_path, workdir, recipe, "--mesh", mesh)
+    cluster = Cluster(2, 2, ["-c", PRETRAIN, *given])
     cluster.until(r"train +3 ")
     os.kill(cluster.children()[1], signal.SIGTERM)
     status, said = cluster.end()
@@ -96,20 +126,20 @@ def test_sigterm_to_one_process_stops_all_at_the_same_step(stopped):
 
 
 def check_like_one(workdir, recipe, corpus, folder):
-    """All losses, evaluations and the memory at the end are those of one process with one device."""
-    assert main(arguments(corpus, folder / "one", recipe=recipe)) == 0
+    """All losses, evaluations and the carry at the end are those of one process with one device."""
+    assert main(arguments(corpus, folder / "one", recipe)) == 0
     for kind, every in ("train", 1), ("eval", 2):
         found, alone = losses(workdir, kind), losses(folder / "one", kind)
         assert sorted(found) == sorted(alone) == list(range(every, STEPS + 1, every))
         np.testing.assert_allclose([found[step] for step in alone], list(alone.values()), rtol=1e-5)
-    saved = [tiny.final_state(run).carry["hidden"] for run in (workdir, folder / "one")]
-    np.testing.assert_allclose(*saved, atol=1e-4)
+    ended, alone = (tiny.final_state(run).carry for run in (workdir, folder / "one"))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4), ended, alone)
 
 
 def test_one_process_goes_on_and_all_losses_are_those_of_one_device(stopped, recipe, corpus_path, tmp_path, capsys):
     workdir = tmp_path / "run"
     shutil.copytree(stopped[0], workdir)
-    assert main(arguments(corpus_path, workdir, recipe=recipe)) == 0
+    assert main(arguments(corpus_path, workdir, recipe)) == 0
     assert "resuming from step" in capsys.readouterr().out
     check_like_one(workdir, recipe, corpus_path, tmp_path)
 
@@ -153,13 +183,11 @@ def test_a_process_that_is_gone_is_one_line_whether_python_or_cpp_finds_it_first
 
 
 CANNOT_READ = """
-import os, runpy, sys
+import os
 if os.environ["JAX_PROCESS_ID"] == "1":
     import pretrain.storage.checkpoints as stored
     def fail(*_): raise ConnectionError("no route to the bucket")
     stored.PAUSES, stored._load = (), fail
-sys.argv = ["pretrain", *sys.argv[1:]]
-runpy.run_module("pretrain", run_name="__main__")
 """
 
 
@@ -168,8 +196,8 @@ def test_a_process_that_fails_ends_all_with_its_reason(stopped, recipe, corpus_p
     workdir = tmp_path / "run"
     shutil.copytree(stopped[0], workdir)
     before = RunDirectory(workdir).checkpoint_steps()
-    given = arguments(corpus_path, workdir, recipe=recipe)
-    status, said = Cluster(2, 1, ["-c", CANNOT_READ, *given]).end(timeout=300)
+    given = arguments(corpus_path, workdir, recipe)
+    status, said = Cluster(2, 1, ["-c", CANNOT_READ + PRETRAIN, *given]).end(timeout=300)
     assert status == PassingError.status, said
     assert re.search(r"\[0\] error: process 1: checkpoint .* cannot be read now", said), said
     assert re.search(r"\[1\] error: checkpoint .* route to the", said), said
