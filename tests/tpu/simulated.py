@@ -8,6 +8,7 @@ import numpy as np
 
 from models.attention.patterns.pattern import Pattern
 from models.families.registry import FAMILIES
+from pretrain.optimizers import Optimizer
 from pretrain.recipe import Phase
 from tests.pretrain import tiny, toys
 from tests.pretrain.fields import replaced
@@ -39,10 +40,11 @@ def recipe(name):
         return toys.recipe(phases=(Phase(1.0, 32, ROWS),))
     if name == "two lengths":
         return toys.recipe(objective=toys.WhatFollows(), phases=(toys.TwoLengths(1.0, 32, ROWS, target_length=12),))
-    if name == "grams":
-        FAMILIES["grams"] = toys.GRAMS
-        model = toys.GramsConfig(vocab_size=256, buckets=BUCKETS)
-        return toys.recipe(model=model, objective=toys.NextOfGrams(), phases=(Phase(1.0, 32, ROWS),))
+    if name in ("grams", "factored"):
+        FAMILIES["grams"], sparse = toys.GRAMS, name == "grams"
+        model = toys.GramsConfig(vocab_size=256, buckets=BUCKETS, sparse=sparse)
+        optimizer, phases = Optimizer("adamw" if sparse else "adafactor"), (Phase(1.0, 32, ROWS),)
+        return toys.recipe(model=model, objective=toys.NextOfGrams(), optimizer=optimizer, phases=phases)
     recipes = {"albert": tiny.albert, "bert": tiny.bert, "electra": tiny.electra, "etc": tiny.etc, "gpt2": tiny.gpt2}
     recipes |= {"t5": tiny.t5, "xlnet": tiny.xlnet}
     recipes |= dict.fromkeys(PATTERNS, tiny.bert)
