@@ -23,7 +23,7 @@ def a_tree(folder, test):
     """A small repository whose tests are this text."""
     root = folder / "root"
     root.mkdir()
-    (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    (root / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "--disable-plugin-autoload"\n')
     (root / "sums.py").write_text("def add(a, b):\n    return a + b\n")
     (root / "test_sums.py").write_text(test)
     return root

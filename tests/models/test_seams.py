@@ -242,12 +242,17 @@ def test_layers_that_see_all_take_turns_with_others_each_by_a_way_of_its_own(
     model = Alternating(sizes, Program(attention=attention, depth="unroll"), pattern)
     mask = Mask(jnp.ones((2, length), jnp.int32))
     params = jax.jit(model.init)(jax.random.key(0), x, mask)["params"]["layers"]
-    expected, blocks = x, blocks_of(pattern, 4, sizes.heads, length)
-    for number in range(4):
-        near = dataclasses.replace(mask, blocks=jax.tree.map(lambda array, n=number: array[n], blocks))
-        weights = jax.tree.map(lambda array, n=number: array[n // 2], params[str(number % 2)])
-        layer = TransformerLayer(sizes, Program(attention="dense"))
-        expected, _ = layer.apply({"params": weights}, expected, near if number % 2 else mask, None)
+    blocks, layer = blocks_of(pattern, 4, sizes.heads, length), TransformerLayer(sizes, Program(attention="dense"))
+
+    def one_by_one(params):
+        y = x
+        for number in range(4):
+            near = dataclasses.replace(mask, blocks=jax.tree.map(lambda array, n=number: array[n], blocks))
+            weights = jax.tree.map(lambda array, n=number: array[n // 2], params[str(number % 2)])
+            y, _ = layer.apply({"params": weights}, y, near if number % 2 else mask, None)
+        return y
+
+    expected = jax.jit(one_by_one)(params)
     apply = jax.jit(lambda params: model.apply({"params": {"layers": params}}, x, mask))
     called.clear()
     np.testing.assert_allclose(apply(params), expected, rtol=0, atol=2e-5)

@@ -135,8 +135,8 @@ def test_an_update_that_is_not_finite_leaves_the_rows():
 
 
 def test_rows_are_read_as_a_table_is_and_others_are_not_a_number():
-    table = jnp.arange(20.0).reshape(10, 2)
-    ids = jnp.array([1, 4, 9, 10, 11])
+    table = jnp.asarray(np.arange(20.0, dtype=np.float32).reshape(10, 2))
+    ids = jnp.asarray(np.array([1, 4, 9, 10, 11]))
     rows = Rows(ids, table.at[ids].get(mode="fill", fill_value=0), 10)
     for asked in ([4, 1, 4], [-1, 9], [[12, 1], [-6, 4]]):
         np.testing.assert_array_equal(rows[np.array(asked)], table[jnp.array(asked)])
