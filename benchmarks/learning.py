@@ -197,8 +197,8 @@ def main(arguments: list[str]) -> int:
     prepare()
     study, folder = STUDIES[options.study], options.folder / options.study
     prepared = corpus(options.wikitext2, folder, study.tokenizer, VOCABULARY)
-    runs = trainings(study, options, folder)
-    minutes = train(runs, prepared)
+    runs = trainings(study, options, folder, prepared)
+    minutes = train(runs)
     rows = [
         {"model": run.name, "seed": str(run.seed), "CPU min": f"{spent:.1f}"} | reached(run, study, Corpus(prepared))
         for run, spent in zip(runs, minutes, strict=True)
@@ -210,13 +210,14 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def trainings(study: Study, options: Options, folder: Path) -> list[Training]:
+def trainings(study: Study, options: Options, folder: Path, prepared: Path) -> list[Training]:
     """The runs that the options choose."""
     found = []
     for name, run in study.runs.items():
         for seed in options.seeds if not options.only or name in options.only else ():
             given = (*cadence(options.steps or run.steps), *study.shared.split(), *run.options.split())
-            found.append(Training(name, run.recipe, seed, given, folder / f"{name.replace(' ', '-')}-seed{seed}"))
+            workdir = folder / f"{name.replace(' ', '-')}-seed{seed}"
+            found.append(Training(name, run.recipe, seed, given, workdir, str(prepared)))
     return found
 
 

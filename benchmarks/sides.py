@@ -41,9 +41,10 @@ class Case:
 
 
 def recipe_of(case: Case):
-    """As published but for one phase of this shape, AdamW, no pairs, no memory, and what the case changes."""
+    """As published but for one phase of this shape, AdamW (T5: its Adafactor), no pairs, no memory, and what the case
+    changes."""
     from data_pipelines.examples.permutations import Permuting
-    from pretrain.objectives.objective import Phase
+    from data_pipelines.examples.span_corruption import sizes_of
     from pretrain.optimizers import Optimizer
     from pretrain.recipes.registry import find
 
@@ -52,7 +53,11 @@ def recipe_of(case: Case):
         changes["positions"] = case.length
     spans = Permuting(reuse_len=case.length // 2, perm_size=case.length // 2)  # at 512 as published
     objective = _changed(recipe.objective, {"next_sentence": False, "sentence_order": False, "permuting": spans})
-    of_row = {"objective": objective, "phases": (Phase(1.0, case.length, case.rows),), "optimizer": Optimizer()}
+    spans = getattr(objective, "corruption", None)
+    targets = {"target_length": sizes_of(case.length, spans).target} if spans else {}
+    phase = objective.phase(1.0, case.length, case.rows, **targets)
+    optimizer = recipe.optimizer if recipe.optimizer.name == "adafactor" else Optimizer()
+    of_row = {"objective": objective, "phases": (phase,), "optimizer": optimizer}
     return dataclasses.replace(recipe, model=_changed(recipe.model, changes), **of_row)
 
 
@@ -82,6 +87,10 @@ def batch_of(recipe) -> dict[str, np.ndarray]:
         "targets": np.roll(tokens, -1, axis=1),
         "weights": np.ones((rows, length), np.float32),
     }
+    if "decoder_tokens" in spec:
+        targets = batch["targets"][:, : phase.target_length]
+        batch |= {"targets": targets, "decoder_tokens": np.roll(targets, 1, axis=1)}
+        batch |= {"decoder_segments": np.ones_like(targets), "weights": np.ones(targets.shape, np.float32)}
     batch |= _permuted(rng, batch["prediction_positions"], length)
     return {name: batch[name] for name in spec}
 
@@ -213,8 +222,11 @@ class Theirs:
         self.model = model.to(device).train()
         backend = case.backend or ("inductor" if self.cuda else None)
         self.loss = torch.compile(loss, backend=backend, dynamic=False) if backend else loss
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, eps=1e-6, weight_decay=0.01, fused=True)
-        self.steps = case.steps
+        if recipe.optimizer.name == "adafactor":
+            self.optimizer = torch.optim.Adafactor(model.parameters(), lr=1e-2, foreach=True)
+        else:
+            self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, eps=1e-6, weight_decay=0.01, fused=True)
+        self.clip, self.steps = recipe.optimizer.clip, case.steps
 
     def __call__(self) -> float:
         import torch
@@ -224,7 +236,8 @@ class Theirs:
             with torch.autocast("cuda", torch.bfloat16) if self.cuda else contextlib.nullcontext():
                 value = self.loss()
             value.backward()
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=True)
+            if self.clip:
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip, foreach=True)
             self.optimizer.step()
         if self.cuda:
             torch.cuda.synchronize()
@@ -249,7 +262,7 @@ def torch_loss(recipe, batch: dict, device):
     import torch
 
     on_device = lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(device)
-    models = _torch_models(recipe)
+    models = torch_models(recipe)
     if "ranks" in batch:
         (model,) = models
         inputs = {name: on_device(array) for name, array in _xlnet_inputs(batch).items()}
@@ -257,8 +270,10 @@ def torch_loss(recipe, batch: dict, device):
     tokens = on_device(batch["tokens"]).long()
     if "targets" in batch:
         (model,) = models
-        targets = on_device(batch["targets"]).long().flatten()
-        return model, lambda: torch.nn.functional.cross_entropy(model(tokens).logits.flatten(0, 1), targets)
+        targets, more = on_device(batch["targets"]).long().flatten(), {}
+        if "decoder_tokens" in batch:
+            more = {"decoder_input_ids": on_device(batch["decoder_tokens"]).long()}
+        return model, lambda: torch.nn.functional.cross_entropy(model(tokens, **more).logits.flatten(0, 1), targets)
     rows, length = tokens.shape
     flat = on_device((np.arange(rows)[:, None] * length + batch["prediction_positions"]).ravel())
     inputs = {"input_ids": tokens, "token_type_ids": on_device(batch["types"]).long()}
@@ -286,7 +301,7 @@ def _xlnet_inputs(batch: dict) -> dict[str, np.ndarray]:
     }
 
 
-def _torch_models(recipe) -> list:
+def torch_models(recipe) -> list:
     """Hugging Face's models of a recipe, by the family's own export; ELECTRA's share their embeddings."""
     import transformers
 

@@ -62,6 +62,8 @@ SHAPES = {
     "gpt2-tiny": Shape("gpt2-tiny", 32, 128, 20),
     "gpt2-mini": Shape("gpt2-mini", 16, 256, 10),
     "gpt2-small": Shape("gpt2-small", 4, 256, 5, {"vocab_size": 50257}),
+    "t5-tiny": Shape("t5-tiny", 32, 128, 20),
+    "t5-small": Shape("t5-small", 4, 512, 5, {"vocab_size": 32128}),
     "nanogpt": Shape("gpt2-tiny", 12, 64, 50, NANOGPT),  # what its README trains on a CPU
     "bert-rows-of-512": Shape("bert-base", 8, 512, 3, LONG),  # as many tokens as in the long rows
     "bigbird-long-row": Shape("bigbird-base", 1, 4096, 3, LONG),

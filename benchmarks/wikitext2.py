@@ -1,4 +1,4 @@
-"""Runs on WikiText-2, one core each, as many at once as there are cores."""
+"""Runs on WikiText-2 and beside it, one core each, as many at once as there are cores."""
 
 import json
 import os
@@ -13,29 +13,32 @@ from typing import NamedTuple
 
 
 class Training(NamedTuple):
-    """One run.   name: in the table.   options: of `pretrain run`, beside corpus and work directory."""
+    """One run.   name: in the table.   recipe: a name, or a file.   options: of `pretrain run`, beside corpus and work
+    directory.   corpus: as of `--corpus`."""
 
     name: str
     recipe: str
     seed: int
     options: tuple[str, ...]
     workdir: Path
+    corpus: str
 
-    def arguments(self, corpus: Path) -> list[str]:
+    def arguments(self) -> list[str]:
         """Of `pretrain run`."""
-        places = ("--corpus", str(corpus), "--workdir", str(self.workdir))
-        return [self.recipe, *places, "--seed", str(self.seed), *self.options]
+        places = ("--corpus", self.corpus, "--workdir", str(self.workdir))
+        named = ("--recipe", self.recipe) if self.recipe.endswith(".json") else (self.recipe,)
+        return [*named, *places, "--seed", str(self.seed), *self.options]
 
 
 def corpus(wikitext2: Path, folder: Path, tokenizer: str, vocab_size: int) -> Path:
     """A corpus of the articles in train.txt and valid.txt (word level); a finished one is taken as it is."""
-    command = ("data_pipelines", "prepare", "--source", f"jsonl:{_articles(wikitext2, folder)}", "--heldout", "0.03")
+    command = ("data_pipelines", "prepare", "--source", f"jsonl:{articles(wikitext2, folder)}", "--heldout", "0.03")
     command += ("--tokenizer", tokenizer, "--vocab-size", str(vocab_size), "--out", str(folder / "corpus"))
     subprocess.run([sys.executable, "-m", *command], check=True)
     return folder / "corpus"
 
 
-def _articles(wikitext2: Path, folder: Path) -> Path:
+def articles(wikitext2: Path, folder: Path) -> Path:
     """WikiText-2 as JSON lines, one article each."""
     text = "".join((wikitext2 / f"{split}.txt").read_text() for split in ("train", "valid"))
     articles = re.split(r"\n \n (?== [^=\n]+ = \n)", text)
@@ -45,22 +48,22 @@ def _articles(wikitext2: Path, folder: Path) -> Path:
     return path
 
 
-def train(runs: Sequence[Training], corpus: Path) -> list[float]:
+def train(runs: Sequence[Training]) -> list[float]:
     """Train all -> CPU minutes of each; finished runs are not trained again."""
     cores: queue.Queue[int] = queue.Queue()
     for core in sorted(os.sched_getaffinity(0)):
         cores.put(core)
     with ThreadPoolExecutor(cores.qsize()) as pool:
-        return list(pool.map(lambda run: _train(run, corpus, cores), runs))
+        return list(pool.map(lambda run: _train(run, cores), runs))
 
 
-def _train(run: Training, corpus: Path, cores: queue.Queue) -> float:
+def _train(run: Training, cores: queue.Queue) -> float:
     """Train on a free core -> CPU minutes of all threads, kept beside the run."""
     spent = run.workdir / "cpu_minutes.txt"
     if spent.is_file():
         return float(spent.read_text())
     core = cores.get()
-    command = [sys.executable, "-m", "pretrain", "run", *run.arguments(corpus)]
+    command = [sys.executable, "-m", "pretrain", "run", *run.arguments()]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=lambda: os.sched_setaffinity(0, {core}))
     _, status, usage = os.wait4(process.pid, 0)
     cores.put(core)

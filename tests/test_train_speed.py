@@ -21,10 +21,10 @@ def test_mfu_counts_the_same_flops_on_both_sides():
 
 
 SIZES = {"width": 32, "heads": 2, "feed_forward": 64, "depth": 1, "vocab_size": 99}
-SIZES |= {"dropout": 0.0, "attention_dropout": 0.0}
+SIZES |= {"dropout": 0.0, "attention_dropout": 0.0, "decoder_depth": 1}
 
 
-@pytest.mark.parametrize("name", ["bert-tiny", "xlnet-tiny", "gpt2-tiny", "longformer-tiny"])
+@pytest.mark.parametrize("name", ["bert-tiny", "xlnet-tiny", "gpt2-tiny", "longformer-tiny", "t5-tiny"])
 def test_both_sides_compute_the_same_loss(name):
     import jax
     import torch
@@ -57,8 +57,8 @@ def test_both_sides_compute_the_same_loss(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert-tiny", "electra-tiny", "xlnet-tiny", "gpt2-tiny"])
-def test_bert_electra_xlnet_and_gpt2_are_measured_on_a_cpu(name, capsys, monkeypatch, tmp_path):
+@pytest.mark.parametrize("name", ["bert-tiny", "electra-tiny", "xlnet-tiny", "gpt2-tiny", "t5-tiny"])
+def test_bert_electra_xlnet_gpt2_and_t5_are_measured_on_a_cpu(name, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     toy = f"--only {name} --lengths 32 --tokens 64 --backend eager --rounds 2 --steps 1 --profile {tmp_path}"
     assert train_speed.main(toy.split()) == 0
