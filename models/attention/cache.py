@@ -20,7 +20,8 @@ class Cache(NamedTuple):
     tuples of the layers' own.
     segments: i32[batch, places], those of the tokens there; 0 where there is padding or nothing yet.
     filled: i32[], how many places the tokens read so far have taken, alike in all rows.
-    context: the same of a second sequence that the layers see, all of it; None without one.
+    context: the same of a second sequence that the layers see, all of it; None without one. Where it has fewer rows,
+    as many rows of the cache, side by side, share each.
     """
 
     keys: Array
@@ -47,10 +48,10 @@ def has_room(cache: Cache, tokens: int) -> Array:
 
 
 def take(cache: Cache, rows: Array) -> Cache:
-    """The cache of rows i32[n] of another's."""
+    """The cache of rows i32[n] of another's, with its context as it is."""
     of_rows = lambda array: jnp.take(array, rows, axis=-4)  # of all layers' array, or of each layer's own
     keys, values = jax.tree.map(of_rows, (cache.keys, cache.values))
-    return Cache(keys, values, cache.segments[rows], cache.filled, cache.context and take(cache.context, rows))
+    return cache._replace(keys=keys, values=values, segments=cache.segments[rows])
 
 
 def put(places: Array, new: Array, filled: Array, axis: int) -> Array:

@@ -158,7 +158,7 @@ class EncoderDecoder(nn.Module):
         new, context = inputs["segments"], cache.context
         segments, filled = caches.put(cache.segments, new, cache.filled, 1), cache.filled
         mask = caches.seen(segments, new, filled, self.decoder.cached_bias(new.shape[1], segments.shape[1], filled))
-        shared = mask, filled, Mask(context.segments, queries=new)
+        shared = mask, filled, Mask(context.segments, queries=new.reshape(len(context.segments), -1))
         x = self.embed(inputs["tokens"]).astype(self.program.compute)
         x = jnp.where(caches.has_room(cache, new.shape[1]), x, jnp.nan)
         states = (cache.keys, cache.values), (context.keys, context.values)
@@ -166,7 +166,8 @@ class EncoderDecoder(nn.Module):
         return x, Cache(keys, values, segments, filled + new.shape[1], context)
 
     def take(self, cache: Cache, rows: Array) -> Cache:
-        """The cache of rows i32[n] of another's."""
+        """The cache of rows i32[n] of another's, each in the place of one that has read the same text: those of a text
+        stand side by side, and all texts have as many."""
         return caches.take(cache, rows)
 
     def token_logits(self, hidden: Array) -> Array:

@@ -69,11 +69,15 @@ class MultiHeadAttention(nn.Module):
         return tuple(cache.heads_first(x.reshape(*x.shape[:2], heads, -1)) for x in made)
 
     def recall(self, x: Array, mask: Mask, state: tuple[Array, Array]) -> Array:
-        """x that sees a second sequence by what is `remembered` of it -> like x."""
+        """x that sees a second sequence by what is `remembered` of it -> like x.
+
+        Rows of x that share one stand side by side, and their queries, the mask's, are those of one row.
+        """
         residual, x = x, self.norm(x) if self.pre_norm else x
         dtype, sizes = self.program.compute, self.sizes
-        q = affine(x, self._query(), dtype).reshape(*x.shape[:2], sizes.heads, -1)
-        y = residual + HEADS_APART.output(cache.recall(q, *state, mask), self.output(sizes.heads_width), dtype)
+        q = affine(x, self._query(), dtype).reshape(*mask.queries.shape, sizes.heads, -1)
+        mixed = cache.recall(q, *state, mask).reshape(*x.shape[:2], sizes.heads, -1)
+        y = residual + HEADS_APART.output(mixed, self.output(sizes.heads_width), dtype)
         return constrain(y if self.pre_norm else self.norm(y), "batch", None, None)
 
     def extend(

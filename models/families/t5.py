@@ -140,6 +140,14 @@ def _activation(fields) -> str:
     return "gelu_new" if named == "gated-gelu" else named.rpartition("-")[2]
 
 
+def _tied(fields) -> bool:
+    """transformers 5 writes that weights are tied where they are not, too; and of a T5 whether it multiplies hidden
+    states by 1 / sqrt(width), which one with a softmax of its own does not."""
+    if fields.get("model_type") == "mt5":
+        return False
+    return fields.get("scale_decoder_outputs", fields.get("tie_word_embeddings", True))
+
+
 FIELDS = {
     "vocab_size": "vocab_size",
     "d_model": "width",
@@ -156,7 +164,7 @@ FIELDS = {
     "is_gated_act": Converter(
         "gated", lambda c: c.gated, lambda fields: fields.get("feed_forward_proj", "relu").startswith("gated-")
     ),
-    "tie_word_embeddings": Converter("tied", lambda c: c.tied, lambda fields: fields.get("tie_word_embeddings", True)),
+    "tie_word_embeddings": Converter("tied", lambda c: c.tied, _tied),
     "relative_attention_num_buckets": "buckets",
     "relative_attention_max_distance": Converter(
         "furthest", lambda c: c.furthest, lambda fields: fields.get("relative_attention_max_distance", 128)

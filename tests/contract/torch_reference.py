@@ -105,8 +105,10 @@ def bigbird_etc(case: Case) -> tuple[float, dict]:
     return etc_reference.loss_and_gradients(cases.params(case), case.model, cases.batch(case))
 
 
-def next_token(case: Case) -> tuple[float, dict]:
+def next_token(case: Case, prepare=lambda model: None) -> tuple[float, dict]:
+    """prepare: what is done to the torch model before."""
     batch, model = cases.batch(case), with_parameters(case, "model")
+    prepare(model)
     tensor = lambda name: torch.from_numpy(np.array(batch[name]))
     of_decoder = {"decoder_input_ids": tensor("decoder_tokens").long()} if model.config.is_encoder_decoder else {}
     logits = model(tensor("tokens").long(), attention_mask=tensor("segments"), **of_decoder).logits

@@ -92,14 +92,20 @@ def test_tokens_one_by_one_with_a_cache_give_what_whole_rows_give():
     inputs = {name: array[1:] for name, array in inputs.items()}  # of one text each
     inputs["decoder_tokens"] = inputs["decoder_tokens"] * (np.arange(TARGET) > 0)  # the token that begins texts is 0
     whole = apply("decode_targets", inputs)
-    hidden, cache = model.apply({"params": params}, inputs, TARGET, method="begin")
+    hidden, cache = model.apply({"params": params}, inputs, TARGET + 1, method="begin")
     known = [hidden]
     for tokens in np.split(inputs["decoder_tokens"][:, 1:], [1], axis=1):
         more = {"tokens": tokens, "segments": np.ones_like(tokens)}
         hidden, cache = apply("advance", more, cache)
         known.append(hidden)
     np.testing.assert_allclose(np.concatenate(known, axis=1), whole, atol=2e-6)
-    swapped = model.take(cache, jnp.array([1, 0]))
-    more = {"tokens": np.full((2, 1), 7, np.int32), "segments": np.ones((2, 1), np.int32)}
-    there = apply("advance", more, cache)[0]
-    np.testing.assert_allclose(apply("advance", more, swapped)[0], there[::-1], atol=1e-6)
+
+    def step(cache, *tokens):
+        tokens = np.array(tokens, np.int32)[:, None]
+        return apply("advance", {"tokens": tokens, "segments": np.ones_like(tokens)}, cache)
+
+    of_beams = model.take(cache, jnp.array([0, 0, 1, 1]))
+    first, of_beams = step(of_beams, 7, 9, 7, 9)
+    np.testing.assert_allclose(first[::2], step(cache, 7, 7)[0], atol=1e-6)
+    order, there = np.array([1, 0, 3, 3]), step(of_beams, 5, 5, 5, 5)[0]
+    np.testing.assert_allclose(step(model.take(of_beams, order), 5, 5, 5, 5)[0], there[order], atol=1e-6)

@@ -168,6 +168,16 @@ def test_weights_that_are_written_otherwise_load(exported, configs, tokenizer_pa
     jax.tree.map(np.testing.assert_array_equal, before, load_like(folder, config, tokenizer_path, "masked"))
 
 
+@pytest.mark.parametrize("kind", ["t5 untied", "mt5"])
+def test_what_transformers_has_loaded_and_saved_is_the_same_model(exported, configs, tokenizers, tmp_path, kind):
+    """Though it then says that embeddings and softmax have the same weights."""
+    folder, config = exported(kind), configs[kind]
+    transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).save_pretrained(tmp_path / "theirs")
+    assert json.loads((tmp_path / "theirs" / "config.json").read_text())["tie_word_embeddings"]
+    before, after = (load_like(of, config, tokenizers["t5"]) for of in (folder, tmp_path / "theirs"))
+    jax.tree.map(np.testing.assert_array_equal, before, after)
+
+
 def test_a_classifier_of_rows_is_that_of_transformers(configs, tokenizer_path, tmp_path):
     config, heads = configs["classes"], HEADS["classes"]
     theirs = reference.torch_model(config, "model", heads=heads)

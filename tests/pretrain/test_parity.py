@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
+import torch
 
 from models.attention.patterns.pattern import Pattern
 from models.core.parameters import leaves, nest
@@ -115,13 +116,16 @@ def test_what_is_remembered_is_what_transformers_remembers(name):
 
 
 # CTRL of two layers and a smaller vocabulary: 1.6 billion parameters do not fit into memory twice; mT5's is smaller,
-# too. Transformer-XL not with relu: of three million units one lies within rounding of its kink, and then counts in one
-# gradient alone. T5's rows are the published ones, of 512 and 114 tokens.
-SMALL, FULL = ("gpt2", "t5", "mt5"), {"t5": 512}
+# too. Transformer-XL and T5 (so 1.1) not with relu: of millions of units some lie within rounding of its kink, and then
+# count in one gradient alone. T5's rows are the published ones, of 512 and 114 tokens, and torch's numbers float64: in
+# float32 it sums a distance's bias over all pairs of tokens less exactly than ours.
+SMALL = ("gpt2", "mt5")
 PUBLISHED = {
     name: FAMILIES[name].sizes["small" if name in SMALL else "base"] for name in sorted(FAMILIES.keys() - {"ctrl"})
 }
 PUBLISHED["mt5"] = dataclasses.replace(PUBLISHED["mt5"], vocab_size=32003)
+PUBLISHED["t5"] = FAMILIES["t5"].sizes["1.1-small"]
+FULL = {"t5": (512, {"prepare": torch.nn.Module.double})}
 PUBLISHED["ctrl"] = dataclasses.replace(FAMILIES["ctrl"].sizes["base"], depth=2, vocab_size=5003)
 SMALLER = {"vocab_size": 1003, "cutoffs": (200, 500), "activation": "gelu"}
 PUBLISHED["transformer-xl"] = dataclasses.replace(PUBLISHED["transformer-xl"], **SMALLER)
@@ -134,9 +138,10 @@ def test_a_published_size_has_the_loss_and_every_gradient(name, monkeypatch):
     smaller = lambda path: 1 if path.endswith(("bias", "scale")) else 0.2  # a standard deviation of 0.02
     shrunk = lambda case: nest({path: smaller(path) * leaf for path, leaf in leaves(drawn(case))})
     monkeypatch.setattr(cases, "params", shrunk)
-    monkeypatch.setattr(cases, "LENGTH", FULL.get(name, LENGTH))
+    length, settings = FULL.get(name, (LENGTH, {}))
+    monkeypatch.setattr(cases, "LENGTH", length)
     model = dataclasses.replace(PUBLISHED[name], dropout=0.0, attention_dropout=0.0)
     if "pattern" in {field.name for field in dataclasses.fields(model)}:
         model = dataclasses.replace(model, pattern=CASES[name].model.pattern)
     case = CASES[name]._replace(model=model)
-    check(case, *REFERENCES[name](case), bounds=(1e-4, 5e-5))
+    check(case, *REFERENCES[name](case, **settings), bounds=(1e-4, 5e-5))
