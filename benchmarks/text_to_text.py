@@ -4,14 +4,14 @@
         [--steps-of-tasks 750] [--seeds 0 1] [--mixture-seeds 0] [--out TABLE.md] [--picture CURVES.png]
 
 DIRs: WikiText-2's train.txt and valid.txt (word level); SST-2's train.tsv and dev.tsv, as GLUE has them; TREC.train.all
-and TREC.test.all, as Kim's collection of 2014 has them; Multi30k's train.en and train.de. All read one vocabulary,
-which is trained on all that is trained on. Every input of a task begins with what is asked, in words.
+and TREC.test.all, as Kim's collection of 2014 has them; Multi30k's train and test_2016_flickr, .en and .de. All have
+one vocabulary, trained on all that is trained on. Every input of a task begins with what is asked, in words.
 
 In a mixture each task has as many steps as it has alone, and reads rows of the same sizes. Losses are of held-out
 documents, nats a target token. Copying guesses a target's token by how often it stands in its own input, mixed with the
-frequencies of the train split at the rate that suits these held-out rows best, which flatters it. An answer is right
-where the text that is written, token by token the likeliest, is the answer of the public test set: SST-2's dev.tsv and
-TREC's test. Each run has one core to itself.
+frequencies of the train split at the rate that suits these held-out rows best, which flatters it. Answers and
+translations are those of SST-2's dev.tsv and of the others' tests, written token by token. Each run has one core to
+itself.
 """
 
 import dataclasses
@@ -21,20 +21,21 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.learning import SHARED, table
+from benchmarks.learning import table
 from benchmarks.wikitext2 import Training, articles, cadence, train
 from data_pipelines.command_line import end_with, parse
+from data_pipelines.formats.table import parse as parse_source
 from pretrain.commands.platform import prepare
 
 VOCABULARY, HELD_OUT = 4000, 1024  # pieces; rows, at most
-TEXT, SENTIMENT, QUESTIONS, TRANSLATION = "text", "sentiment", "questions", "translation"
+TEXT, TRANSLATION = "text", "translation"
 KINDS = ("description", "entity", "abbreviation", "human", "place", "number")  # of what TREC's questions ask for
-DROPOUT = " ".join(SHARED.split()[:4])  # no wider start: T5 has its own
+NO_DROPOUT = ("--model.dropout", "0", "--model.attention-dropout", "0")
 COLUMNS = ("of frequencies", "of copying")
+Pair = tuple[str, str]  # an input and what is to be written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,24 +57,16 @@ class Options:
     picture: Path | None = None
 
 
-class Pair(NamedTuple):
-    """An input and what is to be written."""
-
-    input: str
-    target: str
-
-
 def main(arguments: list[str]) -> int:
     """Train, evaluate, print the table -> exit status."""
     options = parse(Options, arguments, "python -m benchmarks.text_to_text")
     prepare()
-    corpora, tests = prepared(options), asked(options)
-    runs = trainings(options, corpora)
+    runs = trainings(options, prepared(options))
     minutes = train(runs)
     rows = []
     for run, spent in zip(runs, minutes, strict=True):
         row = {"run": run.name, "seed": str(run.seed), "steps": run.options[1], "CPU min": f"{spent:.1f}"}
-        rows += [row | found for found in reached(run, tests)]
+        rows += [row | found for found in reached(run, options.folder)]
     text = f"{time.strftime('%Y-%m-%d')}, `python -m benchmarks.text_to_text {' '.join(arguments)}`\n\n{table(rows)}\n"
     print(text, end="")
     if options.out:
@@ -87,48 +80,45 @@ def _lines(file: Path, encoding: str = "utf-8") -> list[str]:
     return file.read_text(encoding).removesuffix("\n").split("\n")
 
 
-def _of_sst2(file: Path) -> list[Pair]:
-    lines = [line.rpartition("\t") for line in _lines(file)[1:]]
-    return [Pair(f"sentiment: {text}", ("negative", "positive")[int(label)]) for text, _, label in lines]
+def _of_sst2(options: Options, split: str) -> list[Pair]:
+    lines = (line.rpartition("\t") for line in _lines(options.sst2 / f"{split.replace('test', 'dev')}.tsv")[1:])
+    return [(f"sentiment: {text}", ("negative", "positive")[int(label)]) for text, _, label in lines]
 
 
-def _of_trec(file: Path) -> list[Pair]:
-    lines = [line.partition(" ") for line in _lines(file, "latin-1")]
-    return [Pair(f"question: {text}", KINDS[int(label)]) for label, _, text in lines]
+def _of_trec(options: Options, split: str) -> list[Pair]:
+    lines = (line.partition(" ") for line in _lines(options.trec / f"TREC.{split}.all", "latin-1"))
+    return [(f"question: {text}", KINDS[int(label)]) for label, _, text in lines]
 
 
-def _of_multi30k(folder: Path) -> list[Pair]:
-    sides = (_lines(folder / f"train.{language}") for language in ("en", "de"))
-    return [Pair(f"English to German: {english}", german) for english, german in zip(*sides, strict=True)]
+def _of_multi30k(options: Options, split: str) -> list[Pair]:
+    name = split.replace("test", "test_2016_flickr")
+    sides = (_lines(options.multi30k / f"{name}.{language}") for language in ("en", "de"))
+    return [(f"English to German: {english}", german) for english, german in zip(*sides, strict=True)]
 
 
-def asked(options: Options) -> dict[str, list[Pair]]:
-    """Task -> its public test set."""
-    return {
-        SENTIMENT: _of_sst2(options.sst2 / "dev.tsv"),
-        QUESTIONS: _of_trec(options.trec / "TREC.test.all"),
-    }
+TASKS = {"sentiment": _of_sst2, "questions": _of_trec, "translation": _of_multi30k}
 
 
 def prepared(options: Options) -> dict[str, Path]:
-    """Corpora of the text and of each task, of one vocabulary; a finished one is taken as it is."""
+    """Corpora of the text and of each task, of one vocabulary; a finished one is taken as it is. The tests of tasks lie
+    beside them."""
     texts, folder = articles(options.wikitext2, options.folder), options.folder
-    tasks = {
-        SENTIMENT: _of_sst2(options.sst2 / "train.tsv"),
-        QUESTIONS: _of_trec(options.trec / "TREC.train.all"),
-        TRANSLATION: _of_multi30k(options.multi30k),
-    }
-    every = [{"text": text} for pairs in tasks.values() for text in map("\n".join, pairs)]
-    words = _records(folder / "tasks.jsonl", every)
-    given = ("--source", f"jsonl:{words}", "--tokenizer", "sentencepiece-unigram", "--specials", "t5")
-    _prepare(folder / "words", "--source", f"jsonl:{texts}", *given, "--vocab-size", str(VOCABULARY))
-    tokenizer = ("--tokenizer", str(folder / "words" / "tokenizer"), "--heldout", "0.03")
-    found = {TEXT: _prepare(folder / TEXT, "--source", f"jsonl:{texts}", *tokenizer)}
-    for name, pairs in tasks.items():
-        file = _records(folder / f"{name}.jsonl", [pair._asdict() for pair in pairs])
-        fields = ("--field", "input", "--field", "target")
-        found[name] = _prepare(folder / name, "--source", f"jsonl:{file}", *fields, *tokenizer)
+    pairs = {name: read(options, "train") for name, read in TASKS.items()}
+    every = _records(folder / "tasks.jsonl", [{"text": "\n".join(pair)} for of in pairs.values() for pair in of])
+    given = ("--source", f"jsonl:{every}", "--tokenizer", "sentencepiece-unigram", "--specials", "t5")
+    words = _prepare(folder / "words", texts, *given, "--vocab-size", str(VOCABULARY)) / "tokenizer"
+    same = ("--tokenizer", str(words), "--heldout", "0.03")
+    found = {TEXT: _prepare(folder / TEXT, texts, *same)}
+    records = lambda pairs: [{"input": text, "target": target} for text, target in pairs]
+    for name, read in TASKS.items():
+        _records(_test(folder, name), records(read(options, "test")))
+        file = _records(folder / f"{name}.jsonl", records(pairs[name]))
+        found[name] = _prepare(folder / name, file, "--field", "input", "--field", "target", *same)
     return found
+
+
+def _test(folder: Path, task: str) -> Path:
+    return folder / f"{task}-test.jsonl"
 
 
 def _records(path: Path, records: Sequence[dict[str, str]]) -> Path:
@@ -136,8 +126,9 @@ def _records(path: Path, records: Sequence[dict[str, str]]) -> Path:
     return path
 
 
-def _prepare(out: Path, *options: str) -> Path:
-    subprocess.run([sys.executable, "-m", "data_pipelines", "prepare", *options, "--out", str(out)], check=True)
+def _prepare(out: Path, source: Path, *options: str) -> Path:
+    command = (sys.executable, "-m", "data_pipelines", "prepare", "--source", f"jsonl:{source}", *options)
+    subprocess.run([*command, "--out", str(out)], check=True)
     return out
 
 
@@ -148,10 +139,10 @@ def trainings(options: Options, corpora: dict[str, Path]) -> list[Training]:
     all_steps = options.steps_of_tasks * len(corpora)
     chosen = [("mixture", str(mixed), every, "", all_steps, options.mixture_seeds)]
     chosen += [(TEXT, "t5-tiny", str(corpora[TEXT]), "", options.steps, options.seeds)]
-    for name in (SENTIMENT, QUESTIONS, TRANSLATION):
+    for name in TASKS:
         chosen.append((name, "t5-tiny", str(corpora[name]), pairs, options.steps_of_tasks, options.mixture_seeds))
     return [
-        Training(name, recipe, seed, (*cadence(steps), *DROPOUT.split(), *how.split()), folder, corpus)
+        Training(name, recipe, seed, (*cadence(steps), *NO_DROPOUT, *how.split()), folder, corpus)
         for name, recipe, corpus, how, steps, seeds in chosen
         for seed in seeds
         for folder in [options.folder / "runs" / f"{name}-seed{seed}"]
@@ -167,15 +158,15 @@ def _mixture(file: Path) -> Path:
 
     recipe, pairs = find("t5-tiny"), SequenceToSequence(layout=PAIRS)
     tasks = [Task(TEXT, recipe.objective, corpus=TEXT)]
-    tasks += [Task(name, pairs, corpus=name) for name in (SENTIMENT, QUESTIONS, TRANSLATION)]
+    tasks += [Task(name, pairs, corpus=name) for name in TASKS]
     phase = dataclasses.replace(recipe.phases[0], tasks=tuple(tasks))
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(to_json(dataclasses.replace(recipe, phases=(phase,))))
     return file
 
 
-def reached(run: Training, tests: dict[str, list[Pair]]) -> list[dict[str, str]]:
-    """Cells of a run, a row for each thing that it learned."""
+def reached(run: Training, folder: Path) -> list[dict[str, str]]:
+    """Cells of a run, a row for each thing that it learned.   folder: with the tests."""
     from pretrain.storage.run_directory import RunDirectory
     from pretrain.training.evaluate import Evaluators
     from pretrain.training.opened import open_model, restore
@@ -190,7 +181,7 @@ def reached(run: Training, tests: dict[str, list[Pair]]) -> list[dict[str, str]]
         task = name or run.name
         row = {"of": task, "held-out nats": f"{figures['lm_loss']:.3f}"}
         row |= dict(zip(COLUMNS, (f"{evaluator.baselines()['lm_loss']:.3f}", f"{copying(evaluator):.3f}"), strict=True))
-        rows.append(row | (answers(opened, tests[task]) if task in tests else {}))
+        rows.append(row | (answers(opened, _test(folder, task)) if task in TASKS else {}))
     return rows
 
 
@@ -209,20 +200,23 @@ def copying(evaluator) -> float:
     return float(np.min(lost / total))
 
 
-def answers(opened, pairs: Sequence[Pair]) -> dict[str, str]:
-    """The share of right answers, and that of the most frequent answer."""
-    from pretrain.commands.generate import encode
-    from pretrain.generation.decoding import generate
+def answers(opened, test: Path) -> dict[str, str]:
+    """What is written for a test's inputs: BLEU of translations, else the share of right answers, in percent, and that
+    of the most frequent one."""
+    from pretrain import metrics
     from pretrain.generation.settings import Decoding
+    from pretrain.training.targets import begun, of_source, write
 
-    made, end = opened.tokenizer, opened.tokenizer.special["sep"]
-    inputs, targets = (encode(made, texts) for texts in zip(*pairs, strict=True))
-    decoding = Decoding(max_tokens=1 + max(map(len, targets)), stop=(end,))
-    length = opened.recipe.phases[0].length
-    written = generate(opened.module, opened.params, [[*text[: length - 1], end] for text in inputs], decoding)
-    right = np.mean([text == [*target, end] for (text,), target in zip(written, targets, strict=True)])
-    often = max(np.mean([target == other for target in targets]) for other in map(list, {*map(tuple, targets)}))
-    return {"right answers": f"{right:.1%}", "the most frequent answer": f"{often:.1%}"}
+    asked, _ = of_source(parse_source(f"jsonl:{test}", fields=("input", "target")), opened.tokenizer, sys.maxsize, [])
+    decoding, right = Decoding(max_tokens=48), [one.targets for one in asked]
+    written = write(opened, begun(asked, opened, None, decoding), decoding, 0)
+    if test == _test(test.parent, TRANSLATION):
+        return {"BLEU": f"{metrics.bleu(written, right)[0]:.1f}"}
+    often = max(right.count(target) for target in {*right}) / len(right)
+    return {
+        "right answers": f"{metrics.exact_match(written, right):.1f}",
+        "the most frequent one": f"{100 * often:.1f}",
+    }
 
 
 def draw(runs: Sequence[Training], rows: Sequence[dict[str, str]], out: Path) -> None:
@@ -232,7 +226,7 @@ def draw(runs: Sequence[Training], rows: Sequence[dict[str, str]], out: Path) ->
     from pretrain.storage.journal import read_metrics
     from pretrain.storage.run_directory import RunDirectory
 
-    names = [TEXT, SENTIMENT, QUESTIONS, TRANSLATION]
+    names = [TEXT, *TASKS]
     figure = Figure((4.5 * len(names), 3.5), layout="constrained")
     for panel, name in zip(figure.subplots(1, len(names)), names, strict=True):
         for run in runs:
