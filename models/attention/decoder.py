@@ -135,9 +135,9 @@ class Decoder(nn.Module):
         return self.token_logits(self.decode(inputs))
 
 
-def attentions(config: DecoderConfig, length: int, memory: int) -> list[Attention]:
+def attentions(config: DecoderConfig, shape: Shape, memory: int) -> list[Attention]:
     """For kernels: all layers."""
-    return [attention_of(layer_sizes(config), length, causal=True)]
+    return [attention_of(layer_sizes(config), shape.length, causal=True)]
 
 
 def seen(config: DecoderConfig, shape: Shape) -> float:

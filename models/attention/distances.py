@@ -8,9 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.attention.relative import shift
-from models.core.sharding import constrain
-
 
 class Buckets(NamedTuple):
     """number: how many.   furthest: the distance from which on all share the last one.   ahead: whether keys after the
@@ -41,13 +38,29 @@ def _by_distance(table: Array, first: int, last: int, buckets: Buckets) -> Array
     return jnp.einsum("db,bh->hd", chosen, table, precision="highest")
 
 
-def row_bias(table: Array, queries: int, keys: int, buckets: Buckets, axis: str | None) -> Array:
-    """What is added to scores of queries and keys from the beginning of rows: f32[1, heads, queries, keys].
+def row_bias(table: Array, queries: int, keys: int, buckets: Buckets) -> Array:
+    """What is added to scores of queries and keys from the beginning of rows: f32[heads, queries + keys - 1], as
+    `Mask.distances`."""
+    return _by_distance(table, 1 - queries, keys - 1, buckets)
 
-    axis: of the queries, for the mesh."""
-    biases = _by_distance(table, 1 - queries, keys, buckets)
-    spread = jnp.broadcast_to(biases[:, None], (biases.shape[0], queries, biases.shape[1]))
-    return constrain(shift(spread, keys)[None], None, "heads", axis, None)
+
+def by_key(biases: Array, keys: int) -> Array:
+    """Of biases by distance f32[heads, queries + keys - 1], as `Mask.distances`, those of each query and key:
+    f32[1, heads, queries, keys]."""
+    heads, distances = biases.shape
+    spread = jnp.broadcast_to(jnp.pad(biases, ((0, 0), (0, 1)))[:, None], (heads, distances + 1 - keys, distances + 1))
+    return shift(spread, keys)[None]
+
+
+def shift(scores: Array, keys: int) -> Array:
+    """Scores by distance [..., length, distances] -> by key [..., length, keys].
+
+    distances > keys; query i of `length` finds its key j at the distance number j + length - 1 - i.
+    """
+    *leading, length, distances = scores.shape
+    # Row after row, one step to the next query is one place less than a row: cut into rows of that size.
+    flat = scores.reshape(*leading, length * distances)[..., length - 1 : length * distances - 1]
+    return flat.reshape(*leading, length, distances - 1)[..., :keys]
 
 
 def next_bias(table: Array, queries: int, places: int, filled: Array, buckets: Buckets) -> Array:

@@ -100,10 +100,10 @@ class Encoder(WithHeads):
         return self.apply_heads(self.encode(inputs))
 
 
-def attentions(config: EncoderConfig, length: int, memory: int) -> list[Attention]:
+def attentions(config: EncoderConfig, shape: Shape, memory: int) -> list[Attention]:
     """For kernels: all layers; without a pattern all but the last, which is read at few positions."""
-    blocks = blocks_of(config.pattern, config.depth, config.heads, length)
-    return [attention_of(layer_sizes(config), length, blocks=blocks)] * (config.depth > 1 or blocks is not None)
+    blocks = blocks_of(config.pattern, config.depth, config.heads, shape.length)
+    return [attention_of(layer_sizes(config), shape.length, blocks=blocks)] * (config.depth > 1 or blocks is not None)
 
 
 def seen(config: EncoderConfig, shape: Shape) -> float:

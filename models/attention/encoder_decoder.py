@@ -92,7 +92,7 @@ class Side(nn.Module):
         mask, length = Mask(segments, **how), segments.shape[1]
         if not self.buckets:
             return mask
-        return dataclasses.replace(mask, bias=row_bias(self.distances, length, length, self.buckets, mask.axis))
+        return dataclasses.replace(mask, distances=row_bias(self.distances, length, length, self.buckets))
 
     def cached_bias(self, queries: int, places: int, filled: Array) -> Array | None:
         """What is added to the scores of tokens that follow those of a cache."""
@@ -180,9 +180,12 @@ class EncoderDecoder(nn.Module):
         return self.token_logits(self.decode_targets(inputs))
 
 
-def attentions(config: Any, length: int, memory: int) -> list[Attention]:
-    """For kernels: the encoder's, whose scores have a bias."""
-    return [attention_of(layer_sizes(config), length)._replace(biased=True)]
+def attentions(config: Any, shape: Shape, memory: int) -> list[Attention]:
+    """For kernels: the encoder's, the decoder's, and what that sees of the encoder."""
+    sizes, biased = layer_sizes(config), {"biased": True, "by_distance": True} if hasattr(config, "buckets") else {}
+    target = attention_of(sizes, shape.target_length)._replace(whole=True)
+    own = attention_of(sizes, shape.length), target._replace(causal=True)
+    return [*(attention._replace(**biased) for attention in own), target._replace(context=shape.length)]
 
 
 def seen(config: Any, shape: Shape) -> float:

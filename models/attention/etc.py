@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from models.attention.distances import shift
 from models.attention.mask import PAIRS
-from models.attention.relative import shift
 from models.blocks.dense import Dense
 from models.blocks.layer import LayerSizes
 from models.blocks.norm import Norm

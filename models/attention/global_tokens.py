@@ -45,7 +45,7 @@ class GlobalTokens(nn.Module):
         if mask.globals is None:
             return y
         sizes.check_usual("attention of global tokens with projections of their own")
-        if mask.bias is not None:
+        if mask.biased:
             raise ValueError("global tokens with projections of their own add no bias to the scores: leave it out")
         queries = affine(gather_positions(x, mask.globals), weights.query, compute)
         queries = queries.reshape(*mask.globals.shape, sizes.heads, -1)

@@ -70,12 +70,17 @@ def _from_heads(mixed: Array, weights: Affine, dtype: jnp.dtype) -> Array:
     return add_bias(contraction("bhld,hdw->blw", mixed.astype(dtype), kernel).astype(dtype), weights.bias)
 
 
-def _products(x: Array, _, weights: Projections, heads: int, dtype: jnp.dtype) -> tuple[Array, Array]:
-    """One product for queries, keys and values of the same x, whose biases are still to be added."""
-    kernels = [kernel for kernel, _ in weights[:3]]
-    biases = [jnp.zeros(kernel.shape[1:]) if bias is None else bias for kernel, bias in weights[:3]]
-    # Without the barrier XLA:TPU transposes activations to take its gradient apart.
-    return kept(product(x.astype(dtype), jax.lax.optimization_barrier(interleaved(*kernels)))), interleaved(*biases)
+def _products(x: Array, context: Array, weights: Projections, heads: int, dtype: jnp.dtype) -> tuple[tuple, tuple]:
+    """One product for queries, keys and values of the same x, or one for the keys and values of another; biases are
+    still to be added."""
+    parts = [(x, weights[:3])] if context is x else [(x, weights[:1]), (context, weights[1:3])]
+    products, biases = [], []
+    for read, of in parts:
+        # Without the barrier XLA:TPU transposes activations to take its gradient apart.
+        kernel = jax.lax.optimization_barrier(interleaved(*(kernel for kernel, _ in of)))
+        products.append(kept(product(read.astype(dtype), kernel)))
+        biases.append(interleaved(*(jnp.zeros(w.shape[1:]) if bias is None else bias for w, bias in of)))
+    return tuple(products), tuple(biases)
 
 
 def _of_products(mixed: tuple[Array, Array], weights: Affine, dtype: jnp.dtype) -> Array:
@@ -84,15 +89,15 @@ def _of_products(mixed: tuple[Array, Array], weights: Affine, dtype: jnp.dtype) 
     return affine(mixed, weights, dtype, held)
 
 
-def interleaved(q: Array, k: Array, v: Array) -> Array:
-    """Three [..., width] -> [..., 3 * width], 128 columns of each in turns, filled up with zeros: heads that nobody
+def interleaved(*arrays: Array) -> Array:
+    """n of [..., width] -> [..., n * width], 128 columns of each in turns, filled up with zeros: heads that nobody
     reads."""
-    padding = [(0, 0)] * (q.ndim - 1) + [(0, -q.shape[-1] % LANES)]
-    blocks = [jnp.pad(x, padding).reshape(*x.shape[:-1], -1, LANES) for x in (q, k, v)]
-    return jnp.stack(blocks, -2).reshape(*q.shape[:-1], -1)
+    leading, padding = arrays[0].shape[:-1], [(0, 0)] * (arrays[0].ndim - 1) + [(0, -arrays[0].shape[-1] % LANES)]
+    blocks = [jnp.pad(x, padding).reshape(*leading, -1, LANES) for x in arrays]
+    return jnp.stack(blocks, -2).reshape(*leading, -1)
 
 
 HEADS_APART = Layout(_each(_split), _joined)  # [batch, length, heads, head_dim]
 HEADS_BESIDE = Layout(_each(lambda x, weights, _, dtype: affine(x, weights, dtype)), affine)  # [batch, length, width]
 HEADS_FIRST = Layout(_each(_to_heads), _from_heads)  # [batch, heads, length, head_dim]
-INTERLEAVED = Layout(_products, _of_products)  # products [batch, length, 3 * width], biases f32[3 * width]
+INTERLEAVED = Layout(_products, _of_products)  # products and biases, as `row_attention.Operands` has them

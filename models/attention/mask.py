@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from models.attention.distances import by_key
 from models.attention.patterns.blocks import Blocks, counts
 from models.blocks.positions import gather_positions
+from models.core.sharding import constrain
 
 PAIRS = "query_key_pairs"  # scope of the products of all queries with all keys, also where the mask hides a key
 
@@ -30,6 +32,8 @@ class Mask:
     blocks: of a sparse pattern, by which a query sees few blocks of keys; None where it sees all. The queries are then
         the keys, all of them.
     bias: f32[batch or 1, heads, queries, keys] or None, added to the scores.
+    distances: f32[heads, queries + keys - 1] or None, added to the scores of all rows by how far a key is from a query:
+        to those of query i and key j the number queries - 1 - i + j.
     globals: i32[batch, n] or None; the positions of tokens that see all and that all see, whatever the blocks are;
         -1 for none, no position twice.
     itself: whether queries see themselves whatever their rank.
@@ -48,6 +52,7 @@ class Mask:
     blocks: Blocks | None = None
     globals: Array | None = None
     bias: Array | None = None
+    distances: Array | None = None
     itself: bool = dataclasses.field(default=False, metadata={"static": True})
     globals_apart: bool = dataclasses.field(default=False, metadata={"static": True})
     causal: bool = dataclasses.field(default=False, metadata={"static": True})
@@ -64,6 +69,11 @@ class Mask:
         return self.ranks is not None or (self.queries is not None and self.after is None)
 
     @property
+    def biased(self) -> bool:
+        """Whether something is added to the scores."""
+        return self.bias is not None or self.distances is not None
+
+    @property
     def axis(self) -> str | None:
         """The name of the queries' axis for the mesh, None where they are not the whole length."""
         return "length" if self.after is None and not self.whole else None
@@ -73,10 +83,10 @@ def chosen(mask: Mask, slots: Array) -> Mask:
     """A whole row's mask for its queries at slots i32[batch, n] alone."""
     at = lambda array: None if array is None else gather_positions(array, slots)
     thresholds, queries = at(mask.thresholds), at(mask.query_segments)
-    after, bias = mask.query_segments.shape[1] - 1 - slots, mask.bias
+    after, bias = mask.query_segments.shape[1] - 1 - slots, bias_of(mask)
     if bias is not None:
         bias = jnp.take_along_axis(bias, slots[:, None, :, None], axis=2)
-    return dataclasses.replace(mask, thresholds=thresholds, queries=queries, after=after, bias=bias)
+    return dataclasses.replace(mask, thresholds=thresholds, queries=queries, after=after, bias=bias, distances=None)
 
 
 def remembering(memory: Array, row: Mask) -> Mask:
@@ -85,6 +95,14 @@ def remembering(memory: Array, row: Mask) -> Mask:
     ranks = None if row.ranks is None else jnp.concatenate([lowest, row.ranks], axis=1)
     segments = jnp.concatenate([memory, row.segments], axis=1)
     return dataclasses.replace(row, segments=segments, ranks=ranks, queries=row.query_segments)
+
+
+def bias_of(mask: Mask) -> Array | None:
+    """What is added to the scores: f32[batch or 1, heads, queries, keys]."""
+    if mask.distances is None:
+        return mask.bias
+    bias = constrain(by_key(mask.distances, mask.segments.shape[1]), None, "heads", mask.axis, None)
+    return bias if mask.bias is None else mask.bias + bias
 
 
 def visible(mask: Mask) -> Array:

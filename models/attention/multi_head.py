@@ -125,16 +125,17 @@ class MultiHeadAttention(nn.Module):
             return plain_form(named, mask)
         attention = attention_of(self.sizes, length, mask.causal, mask.ranks is not None, mask.blocks)
         context = 0 if mask.queries is None else mask.segments.shape[1]
-        attention = attention._replace(biased=mask.bias is not None, context=context)
+        biases = {"biased": mask.biased, "by_distance": mask.biased and mask.bias is None}
+        attention = attention._replace(context=context, whole=mask.whole, **biases)
         return require(named, "self", attention).mixing(attention)
 
 
 def plain_form(named: str, mask: Mask) -> Mixing:
     """The plain operations that a program's attention names for a mask: `plain.attention` or the same in blocks, which
     add no bias to the scores."""
-    if named == "blocked" and mask.blocks is not None and mask.bias is not None:
+    if named == "blocked" and mask.blocks is not None and mask.biased:
         raise ValueError("attention blocked does not add a bias to the scores: use dense or xla")
-    if mask.blocks is None or mask.bias is not None or named == "dense":
+    if mask.blocks is None or mask.biased or named == "dense":
         return plain.PLAIN
     wins = mask.segments.shape[1] > sparse.crossover(mask.blocks)
     return sparse.BLOCKED if named == "blocked" or wins else plain.PLAIN

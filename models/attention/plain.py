@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.attention.layouts import HEADS_APART, Mixing
-from models.attention.mask import PAIRS, Mask, only_of_seen, times, visible
+from models.attention.mask import PAIRS, Mask, bias_of, only_of_seen, times, visible
 from models.core.noise import dropout
 from models.core.parameters import Noise
 from models.core.sharding import constrain
@@ -24,7 +24,8 @@ def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, 
     scale = q.shape[-1] ** -0.5
     with jax.named_scope(PAIRS):
         scores = jnp.einsum("bqhd,bkhd->bhqk", q * scale, k, preferred_element_type=jnp.float32)
-    scores = scores if mask.bias is None else scores + mask.bias
+    bias = bias_of(mask)
+    scores = scores if bias is None else scores + bias
     if mask.blocks is not None:  # a key that is seen twice has twice the share
         scores += jnp.log(jnp.maximum(times(mask), 1).astype(jnp.float32))
     scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from models.attention.distances import shift
 from models.attention.kernels.kernel import Attention
 from models.attention.kernels.table import require
 from models.attention.mask import Mask, only_of_seen, visible
@@ -34,17 +35,6 @@ def distance_table(table: np.ndarray, rate: float, noise: Noise) -> Array:
     """A table [distances, width] after dropout, for each row its own: f32[batch or 1, distances, width]."""
     rows = 1 if noise is None or rate == 0.0 else noise.shape[0]
     return dropout(jnp.broadcast_to(table, (rows, *table.shape)), rate, noise)
-
-
-def shift(scores: Array, keys: int) -> Array:
-    """Scores by distance [..., length, distances] -> by key [..., length, keys].
-
-    distances > keys; query i of `length` finds its key j at the distance number j + length - 1 - i.
-    """
-    *leading, length, distances = scores.shape
-    # Row after row, one step to the next query is one place less than a row: cut into rows of that size.
-    flat = scores.reshape(*leading, length * distances)[..., length - 1 : length * distances - 1]
-    return flat.reshape(*leading, length, distances - 1)[..., :keys]
 
 
 def shift_to(starts: Array, scores: Array, keys: int) -> Array:
@@ -125,7 +115,7 @@ class RelativeAttention(nn.Module):
         """x [batch, n, width] -> norm(x + dropout(output(attend(x)))); see `relative_attention`."""
         sizes = self.sizes
         sizes.check_usual("relative attention")
-        if mask.bias is not None:
+        if mask.biased:
             raise ValueError("relative attention adds biases of its own to the scores: leave the mask's out")
         q, rate = kept(self.query(x)), sizes.attention_dropout
         attend = relative_attention

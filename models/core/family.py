@@ -117,7 +117,7 @@ class Family(NamedTuple):
     seen: (config, Shape) -> share of the pairs of a query and a key that queries see, of all that attention without
         blocks computes (the scope PAIRS).
     attention: its form, 'self' or 'relative', for which there are kernels; '' without attention.
-    attentions: (config, length, memory) -> what a kernel is asked for, memory the earlier tokens that are remembered.
+    attentions: (config, Shape, memory) -> what a kernel is asked for, memory the earlier tokens that are remembered.
     continues: the registry's name of another family whose weights one of this may begin with -> path of a parameter ->
         the path there of that which it begins as, where it is not the same.
     """
@@ -131,7 +131,7 @@ class Family(NamedTuple):
     heads: tuple[Head, ...] = ()
     seen: Callable[[Any, Shape], float] = lambda config, shape: 1.0
     attention: str = ""
-    attentions: Callable[[Any, int, int], list] = lambda config, length, memory: []
+    attentions: Callable[[Any, Shape, int], list] = lambda config, shape, memory: []
     continues: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 
     def module(self, config: Any, program: Program, heads: Collection[str] = ()) -> nn.Module:

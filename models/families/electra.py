@@ -212,15 +212,15 @@ def seen(config: ElectraConfig, shape: Shape) -> float:
     return float(np.average(of_towers, weights=[tower.depth * tower.width for tower in towers])) / shape.length**2
 
 
-def attentions(config: ElectraConfig, length: int, memory: int) -> list[Attention]:
+def attentions(config: ElectraConfig, shape: Shape, memory: int) -> list[Attention]:
     """For kernels: all layers of both but the generator's last, which is read at few positions."""
     asked = []
     for part in ("discriminator", "generator"):
         tower = getattr(config, part)
-        blocks = blocks_of(config.pattern, tower.depth, tower.heads, length)
+        blocks = blocks_of(config.pattern, tower.depth, tower.heads, shape.length)
         if part == "generator" and tower.depth == 1 and blocks is None:
             continue
-        asked.append(attention_of(layer_sizes(config.encoder(part)), length, blocks=blocks, part=part))
+        asked.append(attention_of(layer_sizes(config.encoder(part)), shape.length, blocks=blocks, part=part))
     return asked
 
 

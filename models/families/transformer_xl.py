@@ -297,7 +297,7 @@ FAMILY = Family(
         )
     },
     attention="relative",
-    attentions=lambda config, length, memory: [
-        Attention(length, config.width, config.heads, config.attention_dropout, memory, ranked=True)
+    attentions=lambda config, shape, memory: [
+        Attention(shape.length, config.width, config.heads, config.attention_dropout, memory, ranked=True)
     ],
 )

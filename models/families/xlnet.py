@@ -28,7 +28,7 @@ from models.blocks.memory import Memory, empty_memory, remember
 from models.blocks.positions import gather_positions
 from models.blocks.stack import stack
 from models.blocks.tables import dense_parameters, norm_parameters
-from models.core.family import Family, HuggingFace, Input, Inputs
+from models.core.family import Family, HuggingFace, Input, Inputs, Shape
 from models.core.noise import dropout, site
 from models.core.parameters import LAYERS, Noise, Parameter, Slot, parameter
 from models.core.program import Program
@@ -199,9 +199,9 @@ def parameters(config: XLNetConfig) -> list[Parameter]:
     ]
 
 
-def attentions(config: XLNetConfig, length: int, memory: int) -> list[Attention]:
+def attentions(config: XLNetConfig, shape: Shape, memory: int) -> list[Attention]:
     """For the kernel: those of the content stream and of the query stream, which has the predicted positions alone."""
-    sizes = (length, config.width, config.heads, config.attention_dropout, memory)
+    sizes = (shape.length, config.width, config.heads, config.attention_dropout, memory)
     return [Attention(*sizes, chosen=chosen, ranked=True) for chosen in (False, True)]
 
 

@@ -23,7 +23,7 @@ from models.core.sharding import placed_by
 from models.families.registry import family_of
 from pretrain.objectives.objective import Task
 from pretrain.options import Options
-from pretrain.recipe import Recipe, every_task
+from pretrain.recipe import Phase, Recipe, every_task
 from pretrain.training.assembly import Assembly
 from tpu.generations import generation_of
 from tpu.rules import activation_rules
@@ -113,7 +113,7 @@ def _is_sparse(model) -> bool:
 
 def _kernels(recipe: Recipe, platform: str | None) -> list[str]:
     """The kernels of a platform for the kinds of attention that the recipe's model has."""
-    form, asked = family_of(recipe.model).attention, _attentions(recipe, recipe.phases[0].length, 0)
+    form, asked = family_of(recipe.model).attention, _attentions(recipe, recipe.phases[0], 0)
     kinds = {_is_sparse(recipe.model)} | {attention.blocks is not None for attention in asked}
     of_kinds = [kernel for kernel in KERNELS.values() if kernel.form == form and kernel.sparse in kinds]
     return [kernel.name for kernel in of_kinds if (platform or jax.default_backend()) in kernel.platforms]
@@ -141,7 +141,7 @@ def _obstacles(recipe: Recipe, program: Program, kernels: str, mesh: Mesh | None
     obstacles = [
         obstacle
         for _, phase, task in every_task(recipe)
-        for obstacle in _of_rows(recipe, kernels, phase.length, task.objective.memory(recipe.model, train=True), mesh)
+        for obstacle in _of_rows(recipe, kernels, phase, task.objective.memory(recipe.model, train=True), mesh)
     ]
     if program.dtype != "bfloat16":
         obstacles.append(f"--dtype is {program.dtype}: use bfloat16")
@@ -151,12 +151,12 @@ def _obstacles(recipe: Recipe, program: Program, kernels: str, mesh: Mesh | None
 def _of_evaluation(recipe: Recipe, kernels: str, index: int, task: Task, mesh: Mesh | None) -> list[str]:
     """Why kernels that train a task in a phase cannot evaluate it."""
     memory = task.objective.memory(recipe.model, train=False)
-    return _of_rows(recipe, kernels, recipe.phases[index].length, memory, mesh)
+    return _of_rows(recipe, kernels, recipe.phases[index], memory, mesh)
 
 
-def _of_rows(recipe: Recipe, kernels: str, length: int, memory: int, mesh: Mesh | None) -> list[str]:
-    """Why kernels cannot compute the attentions of rows of this length with such a memory."""
-    attentions = _attentions(recipe, length, memory, mesh)
+def _of_rows(recipe: Recipe, kernels: str, phase: Phase, memory: int, mesh: Mesh | None) -> list[str]:
+    """Why kernels cannot compute the attentions of a phase's rows with such a memory."""
+    attentions = _attentions(recipe, phase, memory, mesh)
     if not attentions:
         return ["the only layer is read at few positions"]
     form = family_of(recipe.model).attention
@@ -164,10 +164,10 @@ def _of_rows(recipe: Recipe, kernels: str, length: int, memory: int, mesh: Mesh 
         return [why for attention in attentions for why in choose(kernels, form, attention)[1]]
 
 
-def _attentions(recipe: Recipe, length: int, memory: int, mesh: Mesh | None = None) -> list[Attention]:
-    """What a recipe asks of kernels in rows of this length."""
+def _attentions(recipe: Recipe, phase: Phase, memory: int, mesh: Mesh | None = None) -> list[Attention]:
+    """What a recipe asks of kernels in a phase's rows."""
     with _on(mesh):
-        return family_of(recipe.model).attentions(recipe.model, length, memory)
+        return family_of(recipe.model).attentions(recipe.model, phase, memory)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from models.attention.distances import Buckets, bucket_of, next_bias, row_bias
+from models.attention.distances import Buckets, bucket_of, by_key, next_bias, row_bias
 from models.core.program import Program
 from models.families.t5 import T5Config
 from pretrain.training.assembly import model_of
@@ -32,7 +32,7 @@ def test_buckets_are_transformers(number, furthest, ahead):
 def test_a_bias_is_the_tables_of_the_keys_distance_in_whole_rows_and_after_others():
     buckets = Buckets(8, 10, ahead=True)
     table = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
-    whole = row_bias(table, 7, 12, buckets, None)
+    whole = by_key(row_bias(table, 7, 12, buckets), 12)
     distances = np.arange(12) - np.arange(7)[:, None]
     np.testing.assert_array_equal(
         whole[0], np.moveaxis(table[bucket_of(distances.ravel(), buckets)], -1, 0).reshape(3, 7, 12)

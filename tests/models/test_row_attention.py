@@ -1,5 +1,7 @@
 """The kernel of whole rows is the plain form in outputs, every gradient and dropout, whatever heads, rows and mask."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from models.attention import plain
 from models.attention.kernels.kernel import Attention
-from models.attention.kernels.row_attention import Setting, attend_rows, fits, obstacles, row_attention
+from models.attention.kernels.row_attention import by_rows, fits, obstacles
 from models.attention.kernels.table import KERNELS
 from models.attention.layouts import interleaved
 from models.attention.mask import Mask
@@ -22,54 +24,88 @@ from tpu.kernel_costs import COSTS
 BATCH = 2
 
 
-def both_forms(heads: int, setting: Setting):
-    """(q, k, v, segments, noise, weights) -> (outputs, gradients of the weighted sum) of the plain form in float32, of
-    the kernel."""
+class Case(NamedTuple):
+    """n: of the queries, where they see another sequence.   biased: whether scores have a bias by distance."""
 
-    def of(attention, q, k, v, segments, noise, weights):
-        outputs, pull = jax.vjp(lambda *x: attention(*x, segments, noise), q, k, v)
+    length: int
+    heads: int
+    head_dim: int
+    rate: float
+    causal: bool = False
+    n: int | None = None
+    biased: bool = False
+    interpret: object = True
+    dtype: jnp.dtype = jnp.float32
+    tolerance: float = 2e-6
+
+
+def both_forms(case: Case):
+    """(q, k, v, distances, segments of queries and keys, noise, weights) -> (outputs, gradients of the weighted sum) of
+    the plain form in float32, of the kernel."""
+    width = case.heads * case.head_dim
+
+    def of(attention, x, queries, keys, noise, weights):
+        queries = None if case.n is None else queries
+        mask = lambda distances: Mask(keys, queries=queries, distances=distances, causal=case.causal)
+        how = {"dropout_rate": case.rate, "noise": noise}
+        outputs, pull = jax.vjp(lambda *x: attention(*x[:3], mask(x[3]), **how), *x)
         return outputs, pull(weights.astype(outputs.dtype))
 
-    def dense(q, k, v, segments, noise):
-        wide, mask = (x.astype(jnp.float32) for x in (q, k, v)), Mask(segments, causal=setting.causal)
-        return plain.attention(*wide, mask, dropout_rate=setting.rate, noise=noise)
+    def dense(q, k, v, mask, **how):
+        return plain.attention(*(x.astype(jnp.float32) for x in (q, k, v)), mask, **how)
 
-    def kernel(q, k, v, segments, noise):
-        flat = interleaved(*(x.reshape(*x.shape[:2], -1) for x in (q, k, v)))
-        biases = jnp.arange(float(flat.shape[-1])) % 4 / 2  # exact in bfloat16
-        products = (flat.astype(jnp.float32) - biases).astype(q.dtype)
-        mixed, _ = attend_rows(products, biases, segments, noise, setting)
-        return mixed[..., : heads * setting.head_dim].reshape(q.shape)
+    def kernel(q, k, v, mask, **how):
+        flat = [x.reshape(*x.shape[:2], -1) for x in (q, k, v)]
+        groups = [flat] if case.n is None else [flat[:1], flat[1:]]
+        products = [interleaved(*group) for group in groups]
+        biases = [jnp.arange(float(x.shape[-1])) % 4 / 2 for x in products]  # exact in bfloat16
+        products = [(x.astype(jnp.float32) - bias).astype(x.dtype) for x, bias in zip(products, biases, strict=True)]
+        how |= {"head_dim": case.head_dim, "interpret": case.interpret}
+        mixed, _ = by_rows(tuple(products), tuple(biases), mask, **how)
+        return mixed[..., :width].reshape(q.shape)
 
     return jax.jit(lambda *inputs: (of(dense, *inputs), of(kernel, *inputs)), compiler_options=QUICK)
 
 
-CASES = {  # (length, heads, setting), and another dtype and its tolerance
-    "heads of 64": (256, 4, Setting(64, 0.2, interpret=True)),
-    "heads of 64, causal, one fills lanes up": (384, 3, Setting(64, 0.1, causal=True, interpret=True)),
-    "heads of 32": (128, 4, Setting(32, 0.3, interpret=True)),
-    "heads of 128, causal, without dropout": (256, 1, Setting(128, 0.0, causal=True, interpret=True)),
-    "bfloat16": (128, 2, Setting(64, 0.2, interpret=True), jnp.bfloat16, 0.03),
-    "no memory that nobody wrote or outside of blocks, no race": (256, 2, Setting(64, 0.2, True, interpret=STRICT)),
+CASES = {
+    "heads of 64": Case(256, 4, 64, 0.2),
+    "heads of 64, causal, one fills lanes up": Case(384, 3, 64, 0.1, causal=True),
+    "heads of 32": Case(128, 4, 32, 0.3),
+    "heads of 128, causal, without dropout": Case(256, 1, 128, 0.0, causal=True),
+    "bfloat16": Case(128, 2, 64, 0.2, dtype=jnp.bfloat16, tolerance=0.03),
+    "no memory that nobody wrote or outside of blocks, no race": Case(256, 2, 64, 0.2, True, interpret=STRICT),
+    "a bias, and heads that fill lanes up": Case(256, 3, 64, 0.2, biased=True),
+    "a bias of a row that is no whole block, causal": Case(114, 2, 64, 0.2, True, biased=True, interpret=STRICT),
+    "another sequence, of which some see nothing": Case(256, 2, 64, 0.2, n=114),
+    "another sequence and a bias, no whole blocks": Case(129, 1, 128, 0.0, n=200, biased=True),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_gradients_and_noise_are_those_of_the_plain_form(name, capfd):
     """In rows of documents in turn, of which the first has padding behind them."""
-    length, heads, setting, dtype, tolerance = (*CASES[name], jnp.float32, 2e-6)[:5]
+    case = CASES[name]
     rng, low = np.random.default_rng(0), lambda x: np.asarray(x, np.float32)
-    q, k, v, weights = jnp.asarray(rng.normal(size=(4, BATCH, length, heads, setting.head_dim)), dtype)
-    segments = np.sort(rng.integers(1, 4, (BATCH, length)), axis=1).astype(np.int32)
-    segments[0, rng.integers(1, length) :] = 0
-    real = segments > 0
+    n = case.n or case.length
+    draw = lambda length: jnp.asarray(rng.normal(size=(BATCH, length, case.heads, case.head_dim)), case.dtype)
+    q, k, v, weights = (draw(length) for length in (n, case.length, case.length, n))
+    distances = rng.normal(size=(case.heads, n + case.length - 1)).astype(np.float32) if case.biased else None
+    queries, keys = (
+        np.sort(rng.integers(1, 4, (BATCH, length)), axis=1).astype(np.int32) for length in (n, case.length)
+    )
+    if case.n:
+        queries[1, 5:9] = 7  # see nothing
+    for segments in (queries, keys):
+        segments[0, rng.integers(1, segments.shape[1]) :] = 0
+    real = (keys if case.n is None else queries) > 0
     weights = jnp.where(real[..., None, None], weights, 0)  # of padding nothing is read
-    inputs = q, k, v, jnp.asarray(segments), row_keys(0, 1, jnp.arange(BATCH)), weights
-    (expected, slopes), (mixed, gradients) = both_forms(heads, setting)(*inputs)
-    assert mixed.dtype == dtype and np.isfinite(low(mixed)).all()
-    np.testing.assert_allclose(low(mixed)[real], low(expected)[real], atol=tolerance)
-    for of, gradient, slope in zip("qkv", gradients, slopes, strict=True):
-        np.testing.assert_allclose(low(gradient), low(slope), atol=10 * tolerance, err_msg=of)
+    inputs = (q, k, v, distances), queries, keys, row_keys(0, 1, jnp.arange(BATCH)), weights
+    (expected, slopes), (mixed, gradients) = both_forms(case)(*inputs)
+    assert mixed.dtype == case.dtype and np.isfinite(low(mixed)).all()
+    np.testing.assert_allclose(low(mixed)[real], low(expected)[real], atol=case.tolerance)
+    for of, gradient, slope in zip("qkvd", gradients, slopes, strict=True):
+        if slope is not None:
+            np.testing.assert_allclose(low(gradient), low(slope), atol=10 * case.tolerance, err_msg=of)
     assert "RACE DETECTED" not in capfd.readouterr().out
 
 
@@ -113,6 +149,21 @@ def test_rows_fit_up_to_1024_tokens_with_heads_that_fill_lanes(length, width, he
     assert not fits(Attention(192, 128, 2, 0.0))  # no whole blocks
 
 
+def test_a_decoders_rows_and_a_second_sequence_fit_whatever_their_lengths_and_a_bias_by_distance():
+    splash, target = KERNELS["splash"], Attention(114, 128, 2, 0.1, whole=True)
+    assert fits(target) and fits(target._replace(context=512)) and fits(target._replace(by_distance=True))
+    for wrong, said in (
+        (target._replace(length=1025), ["target-length=1025: choose at most 1024"]),
+        (target._replace(context=1152), ["context=1152: choose at most 1024"]),
+    ):
+        assert obstacles(wrong) == said and not fits(wrong)
+    biased = Attention(1152, 128, 2, 0.0, biased=True, by_distance=True)
+    assert splash.obstacles(biased) == ["length=1152: choose at most 1024"]
+    assert splash.obstacles(biased._replace(length=512)) == []
+    assert splash.obstacles(Attention(512, 128, 2, 0.0, biased=True)) == ["scores have a bias, which it does not add"]
+    assert KERNELS["cudnn"].obstacles(biased) == ["scores have a bias, which it does not add"]
+
+
 @pytest.mark.parametrize(
     "generation, length, head_dim, rate, causal, forward, backward",
     [  # bundles of a turn, as XLA:TPU scheduled them
@@ -131,9 +182,10 @@ def test_the_cycles_that_it_declares_are_the_bundles_that_were_counted(
     generation, length, head_dim, rate, causal, forward, backward
 ):
     batch, width = 3, 256
-    given = (jnp.zeros((batch, length, 3 * width), jnp.bfloat16), jnp.zeros(3 * width))
-    rows = jnp.ones((batch, length), jnp.int32), jnp.zeros((batch, 2), jnp.uint32)
-    loss = lambda *x: row_attention(*x, *rows, Setting(head_dim, rate, causal))[0].astype(jnp.float32).sum()
+    given = (jnp.zeros((batch, length, 3 * width), jnp.bfloat16),), (jnp.zeros(3 * width),)
+    mask, how = Mask(jnp.ones((batch, length), jnp.int32), causal=causal), {"head_dim": head_dim, "dropout_rate": rate}
+    how["noise"] = jnp.zeros((batch, 2), jnp.uint32)
+    loss = lambda *x: by_rows(*x, mask, **how)[0].astype(jnp.float32).sum()
     expected = {"row_attention_forward": forward, "row_attention_backward": backward}
     for name, call, times in flops(jax.make_jaxpr(jax.grad(loss))(*given), COSTS).calls:
         assert (call.turns, times) == (batch * 2, 1)

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models.attention.distances import shift
 from models.attention.mask import visible
-from models.attention.relative import shift, shift_to
+from models.attention.relative import shift_to
 from models.blocks.memory import Memory
 from models.core.noise import row_keys
 from models.core.program import Program

@@ -229,7 +229,7 @@ def test_an_evaluation_that_the_kernel_cannot_run_is_plain_and_the_run_says_so(t
 
 def test_a_run_says_once_why_attention_is_not_the_kernel(corpus_path, tmp_path, monkeypatch):
     toys.register(monkeypatch)
-    attentions = lambda config, length, memory: [Attention(length, 128, 1, 0.0)]
+    attentions = lambda config, shape, memory: [Attention(shape.length, 128, 1, 0.0)]
     monkeypatch.setitem(FAMILIES, "bag", toys.FAMILY._replace(attention="self", attentions=attentions))
     monkeypatch.setitem(KERNELS, "splash", KERNELS["splash"]._replace(platforms=("cpu",)))
     run(toys.recipe(steps=1), tiny.options(corpus_path, tmp_path))
@@ -259,8 +259,8 @@ def test_the_choice_is_asked_what_the_trace_asks(recipe, kernel, monkeypatch):
     carry, _ = recipe.objective.carry(assembly.model, recipe.phases[0], True)
     loss = lambda params, batch, keys: recipe.objective.loss(assembly.model, params, batch, carry, Moment(keys, True))
     jax.eval_shape(loss, params, *rows_and_keys(recipe))
-    length, memory = recipe.phases[0].length, recipe.objective.memory(recipe.model, train=True)
-    assert asked == {of._replace(part="") for of in family.attentions(recipe.model, length, memory)}
+    phase, memory = recipe.phases[0], recipe.objective.memory(recipe.model, train=True)
+    assert asked == {of._replace(part="") for of in family.attentions(recipe.model, phase, memory)}
 
 
 def test_on_a_gpu_a_layer_calls_cudnn_once_forward_and_once_backward(tmp_path, monkeypatch):

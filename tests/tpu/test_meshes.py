@@ -14,7 +14,7 @@ import pytest
 from models.attention import plain
 from models.attention.kernels import pattern_kernel, relative_kernel
 from models.attention.kernels.kernel import Attention
-from models.attention.kernels.row_attention import Setting, attend_rows, fits
+from models.attention.kernels.row_attention import by_rows, fits
 from models.attention.kernels.splash import splash
 from models.attention.kernels.table import KERNELS
 from models.attention.layouts import interleaved
@@ -279,8 +279,9 @@ def test_attention_of_whole_rows_has_its_heads_cut():
     segments = jnp.asarray(np.random.default_rng(0).integers(1, 3, (2, 256)))
 
     def loss(x):
-        flat, setting = interleaved(*jnp.split(x, 3, -1)), Setting(64, 0.2, interpret=True)
-        out, _ = attend_rows(flat, jnp.zeros(3 * 256), segments, row_keys(0, 0, jnp.arange(2)), setting)
+        flat, noise = interleaved(*jnp.split(x, 3, -1)), row_keys(0, 0, jnp.arange(2))
+        how = {"head_dim": 64, "dropout_rate": 0.2, "noise": noise, "interpret": True}
+        out, _ = by_rows((flat,), (jnp.zeros(3 * 256),), Mask(segments), **how)
         return (out.reshape(w.shape) * w).sum()
 
     rules = rules_of("data=2,tensor=2")

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from models.attention.kernels import pattern_kernel, relative_kernel
-from models.attention.kernels.row_attention import Setting, attend_rows
+from models.attention.kernels.row_attention import by_rows
 from models.attention.kernels.splash import splash
 from models.attention.mask import Mask
 from models.attention.operands import Biases, Context
@@ -155,10 +155,20 @@ integers = functools.partial(shape, BATCH, dtype=jnp.int32)
 NOISE = shape(BATCH, 2, dtype=jnp.uint32)
 
 
-def of_rows(rows, length, setting):
-    loss = lambda *given: attend_rows(*given, setting)[0]
-    x, segments = shape(rows, length, 3 * WIDTH), shape(rows, length, dtype=jnp.int32)
-    return loss, x, shape(3 * WIDTH, dtype=jnp.float32), segments, shape(rows, 2, dtype=jnp.uint32)
+def of_rows(rows, length, head_dim, causal=False, queries=None, biased=False):
+    """queries: of another sequence."""
+
+    def loss(products, biases, distances, keys, own, noise):
+        mask = Mask(keys, queries=None if queries is None else own, distances=distances, causal=causal)
+        return by_rows(products, biases, mask, head_dim=head_dim, dropout_rate=0.1, noise=noise)[0]
+
+    n = queries or length
+    parts = [(length, 3)] if queries is None else [(n, 1), (length, 2)]
+    products = tuple(shape(rows, size, times * WIDTH) for size, times in parts)
+    biases = tuple(shape(times * WIDTH, dtype=jnp.float32) for _, times in parts)
+    distances = shape(WIDTH // head_dim, n + length - 1, dtype=jnp.float32) if biased else None
+    segments = (shape(rows, size, dtype=jnp.int32) for size in (length, n))
+    return loss, products, biases, distances, *segments, shape(rows, 2, dtype=jnp.uint32)
 
 
 def of_splash(causal, queries=2 * LENGTH):
@@ -188,8 +198,11 @@ def of_relative(stream, n):
 
 
 KERNELS = {
-    "rows": lambda: of_rows(4096, 128, Setting(64, 0.1)),
-    "long rows": lambda: of_rows(2, 1024, Setting(128, 0.1, causal=True)),
+    "rows": lambda: of_rows(4096, 128, 64),
+    "long rows": lambda: of_rows(2, 1024, 128, causal=True),
+    "rows of another sequence": lambda: of_rows(2, 256, 64, queries=114),
+    "biased rows, no whole blocks": lambda: of_rows(2, 229, 64, causal=True, biased=True),
+    "long biased rows": lambda: of_rows(2, 1024, 64, biased=True),
     "splash": lambda: of_splash(False),
     "causal splash": lambda: of_splash(True),
     "splash of a second sequence": lambda: of_splash(False, LENGTH),

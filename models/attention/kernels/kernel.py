@@ -14,6 +14,7 @@ class Attention(NamedTuple):
     length: tokens of a row.   width: of all its heads together.   dropout: of the probabilities.   memory: keys before
     the row's own.   chosen: whether the queries are chosen positions of the row, else all.
     causal, ranked, biased: whether its mask is static causal, and whether it has ranks and a bias.
+    by_distance: whether that is one by distance alone.   whole: whether queries are a decoder's, which no mesh cuts.
     blocks: of a sparse pattern, with the shapes of one layer's arrays in their places; None where all see all.
     part: of a model of several, as its settings name it.
     context: keys of a second sequence, which are then all that the row sees; 0 where it sees itself.
@@ -31,6 +32,8 @@ class Attention(NamedTuple):
     blocks: Blocks | None = None
     part: str = ""
     context: int = 0
+    by_distance: bool = False
+    whole: bool = False
 
 
 class Kernel(NamedTuple):
@@ -66,10 +69,19 @@ def of_bias(attention: Attention) -> list[str]:
     return ["scores have a bias, which it does not add"] if attention.biased else []
 
 
+def of_ranks(attention: Attention) -> list[str]:
+    """The obstacle of a kernel that reads segments alone."""
+    return ["the mask has ranks, a prefix or an order, which it does not read"] if attention.ranked else []
+
+
+def lengths(attention: Attention) -> dict[str, int]:
+    """Of a row's queries, by the name of the setting, and of a second sequence."""
+    return {"target-length" if attention.whole else "length": attention.length, "context": attention.context}
+
+
 def of_length(attention: Attention) -> list[str]:
     """The obstacles of a kernel that computes whole blocks of a row, and of a second sequence."""
-    lengths = {"length": attention.length, "context": attention.context}
-    return [f"{name}={length}: choose a multiple of {LANES}" for name, length in lengths.items() if length % LANES]
+    return [f"{name}={n}: choose a multiple of {LANES}" for name, n in lengths(attention).items() if n % LANES]
 
 
 def of_heads(attention: Attention) -> str:
@@ -80,6 +92,6 @@ def of_heads(attention: Attention) -> str:
 
 def cuts(attention: Attention) -> tuple[int, int]:
     """Into how many parts the mesh cuts a row's queries and the heads; chosen queries are never cut."""
-    rows = None if attention.chosen else "length"
+    rows = None if attention.chosen or attention.whole else "length"
     cut, shared = parts_of((rows, "heads"), (attention.length, attention.heads))
     return cut, shared

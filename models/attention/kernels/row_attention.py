@@ -17,7 +17,8 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from models.attention.kernels.kernel import Attention, cuts, of_heads, of_length
+from models.attention.distances import shift
+from models.attention.kernels.kernel import Attention, cuts, lengths, of_heads, of_length
 from models.attention.kernels.lanes import across, along, iota, only
 from models.attention.layouts import INTERLEAVED, LANES, Mixing
 from models.attention.mask import Mask
@@ -36,22 +37,40 @@ _HIDDEN = float(jnp.finfo(jnp.float32).min)
 
 
 class Setting(NamedTuple):
-    """head_dim.   rate: of dropout.   causal: whether a query sees no key after itself.   interpret: run as plain
-    operations, on any platform."""
+    """head_dim.   n, length: how many queries and keys, without padding.   rate: of dropout.   causal: whether a query
+    sees no key after itself.   blind: whether there may be queries that see nothing; they get zeros.   interpret: run
+    as plain operations, on any platform."""
 
     head_dim: int
+    n: int
+    length: int
     rate: float = 0.0
     causal: bool = False
+    blind: bool = False
     interpret: bool = False
+
+
+class Operands(NamedTuple):
+    """products: of queries, keys and values of the same row, [batch, length, 3 * width], x @ their `interleaved`
+    kernels; or of queries [batch, n, width], and of keys and values of a second sequence [batch, length, 2 * width].
+    biases: f32[3 * width], or of each, still to be added.
+    queries, keys: i32[batch, n], i32[batch, length], their segments.
+    noise: u32[batch, 2], not read at a rate of 0.
+    distances: None or f32[heads, n + length - 1], as of `Mask`.
+    """
+
+    products: tuple[Array, ...]
+    biases: tuple[Array, ...]
+    queries: Array
+    keys: Array
+    noise: Array
+    distances: Array | None = None
 
 
 def obstacles(attention: Attention) -> list[str]:
     """Why rows within segments, as a mesh cuts them, are too long or their heads do not fill lanes."""
-    (length, width, heads), (cut, shared), found = attention[:3], cuts(attention), []
-    if attention.context:
-        found.append("keys are those of a second sequence")
-    if length > LONGEST:
-        found.append(f"length={length}: choose at most {LONGEST}")
+    (_, width, heads), (cut, shared), found = attention[:3], cuts(attention), []
+    found += [f"{name}={n}: choose at most {LONGEST}" for name, n in lengths(attention).items() if n > LONGEST]
     if width / heads not in HEAD_DIMS:
         found.append(f"{of_heads(attention)} have {width // heads} numbers each: choose 32, 64 or 128")
     elif shared > 1 and width // shared % LANES:
@@ -62,8 +81,8 @@ def obstacles(attention: Attention) -> list[str]:
 
 
 def fits(attention: Attention) -> bool:
-    """Whether the kernel computes it."""
-    return not of_length(attention) + obstacles(attention)
+    """Whether the kernel computes it; what it has of a decoder's row it fills up itself."""
+    return not ([] if attention.whole else of_length(attention)) + obstacles(attention)
 
 
 def mixing(attention: Attention) -> Mixing:
@@ -72,8 +91,8 @@ def mixing(attention: Attention) -> Mixing:
 
 
 def by_rows(
-    products: Array,
-    biases: Array,
+    products: tuple[Array, ...],
+    biases: tuple[Array, ...],
     mask: Mask,
     *,
     head_dim: int,
@@ -82,103 +101,160 @@ def by_rows(
     interpret: bool = False,
 ) -> tuple[Array, Array]:
     """`attend_rows` with what it needs of a mask."""
-    setting = Setting(head_dim, 0.0 if noise is None else dropout_rate, mask.causal, interpret)
-    return attend_rows(products, biases, mask.segments, noise if setting.rate else None, setting)
+    rate, (n, length) = 0.0 if noise is None else dropout_rate, (products[0].shape[1], products[-1].shape[1])
+    setting = Setting(head_dim, n, length, rate, mask.causal, mask.blind, interpret)
+    noise = noise if rate else jnp.zeros((len(mask.segments), 2), jnp.uint32)
+    inputs = Operands(products, biases, mask.query_segments, mask.segments, noise, mask.distances)
+    return attend_rows(inputs, setting)
 
 
-def attend_rows(products: Array, biases: Array, segments: Array, noise: Noise, setting: Setting) -> tuple[Array, Array]:
+def attend_rows(inputs: Operands, setting: Setting) -> tuple[Array, Array]:
     """`row_attention` on a mesh: each device attends with its rows and heads."""
-    noise = jnp.zeros((len(segments), 2), jnp.uint32) if noise is None else noise
     rules = current_rules()
     if rules is None:
-        return row_attention(products, biases, segments, noise, setting)
-    spec = lambda x, *axes: rules.spec(axes, x.shape)
-    specs = (spec(products, "batch", None, "heads"), spec(biases, "heads"), spec(segments, "batch", None))
-    specs = (*specs, spec(noise, "batch", None))
+        return row_attention(inputs, setting)
+    of_row = ("batch", None, "heads")
+    axes = Operands(
+        products=of_row,
+        biases=("heads",),
+        queries=of_row[:2],
+        keys=of_row[:2],
+        noise=of_row[:2],
+        distances=("heads", None),
+    )
+    of = lambda axes, part: jax.tree.map(lambda x: rules.spec(axes, x.shape), part)
+    specs = Operands(*map(of, axes, inputs))
+    shared = specs.products[0][2]
 
-    def attend(products: Array, biases: Array, segments: Array, noise: Array) -> tuple[Array, Array]:
-        (_, length, tripled), shared = products.shape, specs[0][2]
-        heads = tripled // 3 // setting.head_dim
+    def attend(part: Operands) -> tuple[Array, Array]:
+        heads = width_of(part) // setting.head_dim
         first = 0 if shared is None else jax.lax.axis_index(shared) * heads  # of this device's heads
-        return row_attention(products, biases, segments, counted.ahead(noise, first * length**2), setting)
+        noise = counted.ahead(part.noise, first * setting.n * setting.length)
+        return row_attention(part._replace(noise=noise), setting)
 
-    attend = jax.shard_map(attend, mesh=rules.mesh, in_specs=specs, out_specs=(specs[0],) * 2, check_vma=False)
-    return attend(products, biases, segments, noise)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def row_attention(
-    products: Array, biases: Array, segments: Array, noise: Array, setting: Setting
-) -> tuple[Array, Array]:
-    """dropout(softmax(q k^T / sqrt(head_dim))) v within segments -> [batch, length, width], heads side by side; and the
-    same as it is `kept`, for `product` to hold: no gradient comes back through it.
-
-    products: [batch, length, 3 * width], x @ the `interleaved` kernels of q, k and v.
-    biases: f32[3 * width], interleaved, still to be added.   segments: i32[batch, length].
-    noise: u32[batch, 2], not read at a rate of 0.   Sizes: see `fits`.
-    """
-    return _forward(products, biases, segments, noise, setting)[0]
+    out = specs.products[0]
+    return jax.shard_map(attend, mesh=rules.mesh, in_specs=(specs,), out_specs=(out, out), check_vma=False)(inputs)
 
 
-def _forward(products, biases, segments, noise, setting: Setting):
-    batch, length, tripled = products.shape
-    out = jax.ShapeDtypeStruct((batch, length, tripled // 3), products.dtype)
-    spread = jax.ShapeDtypeStruct((batch, tripled // 3 // LANES, LANES // setting.head_dim, length), jnp.float32)
-    inputs = (segments[:, None], biases[None], products)
-    out, spread = _call(_forward_kernel, "forward", 2, setting, noise, inputs, (out, spread))
+def width_of(inputs: Operands) -> int:
+    """Of all heads together."""
+    return sum(products.shape[2] for products in inputs.products) // 3
+
+
+def row_attention(inputs: Operands, setting: Setting) -> tuple[Array, Array]:
+    """dropout(softmax(q k^T / sqrt(head_dim) + bias)) v within segments -> [batch, n, width], heads side by side; and
+    the same as it is `kept`, for `product` to hold: no gradient comes back through it.   Sizes: see `fits`."""
+    segments = lambda x: jnp.pad(x[:, None], ((0, 0), (0, 0), (0, -x.shape[1] % LANES)), constant_values=-1)
+    band = None if inputs.distances is None else _band(inputs.distances, width_of(inputs), setting)
+    prepared = Operands(
+        inputs.products,
+        tuple(biases[None] for biases in inputs.biases),
+        segments(inputs.queries),
+        segments(inputs.keys),
+        inputs.noise.reshape(-1) if setting.rate else None,  # a line of scalar memory would take 512 bytes
+        band,
+    )
+    return _attend(prepared, setting)
+
+
+def _band(distances: Array, width: int, setting: Setting) -> Array:
+    """f32[heads, keys + queries - 128, 128], of whole blocks: what is added to the scores of all keys with the last 128
+    queries, from 128 lines further down to those with the 128 before them, and so on."""
+    n, length = _whole(setting.n), _whole(setting.length)
+    beyond = (0, width // setting.head_dim - len(distances)), (n - setting.n, length - setting.length)
+    padded = jnp.pad(distances, beyond)
+    spread = jnp.broadcast_to(padded[:, None], (len(padded), LANES, padded.shape[1]))
+    return shift(spread, length + n - LANES).swapaxes(1, 2)
+
+
+def _whole(length: int) -> int:
+    """With what fills its last block up."""
+    return length + -length % LANES
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _attend(inputs: Operands, setting: Setting) -> tuple[Array, Array]:
+    """`row_attention` of what its kernels read: biases [1, ...], segments [batch, 1, ...] in whole blocks, flat noise,
+    and for distances their `_band`."""
+    return _forward(inputs, setting)[0]
+
+
+def _forward(inputs: Operands, setting: Setting):
+    batch, width = len(inputs.queries), width_of(inputs)
+    out = jax.ShapeDtypeStruct((batch, setting.n, width), inputs.products[0].dtype)
+    spread = (batch, width // LANES, LANES // setting.head_dim, _whole(setting.n))
+    spread = jax.ShapeDtypeStruct(spread, jnp.float32)
+    out, spread = _call(_forward_kernel, "forward", 2, setting, inputs, (), (out, spread))
     held, spread = kept(out), kept(spread)
-    return (out, held), (products, biases, segments, noise, held, spread)
+    return (out, held), (inputs, held, spread)
 
 
 def _backward(setting: Setting, residuals, gradients):
-    g, _ = gradients
-    products, biases, segments, noise, out, spread = residuals
-    sums = jax.ShapeDtypeStruct((products.shape[0], 1, biases.shape[0]), jnp.float32)
-    inputs = (segments[:, None], biases[None], products, out, g, spread)
+    (inputs, out, spread), (g, _) = residuals, gradients
+    sums = tuple(jax.ShapeDtypeStruct((len(g), *x.shape), jnp.float32) for x in inputs.biases)
+    results = Operands(inputs.products, sums, None, None, None, inputs.distances)
     # Scores again, then the gradients of values, probabilities, queries and keys.
-    d_products, sums = _call(_backward_kernel, "backward", 5, setting, noise, inputs, (products, sums))
-    return d_products, sums.sum((0, 1)), None, None
+    found = _call(_backward_kernel, "backward", 5, setting, inputs, (out, g, spread), results)
+    band = None if found.distances is None else found.distances / (1.0 - setting.rate)
+    return (found._replace(biases=tuple(x.sum(0) for x in found.biases), distances=band),)
 
 
-row_attention.defvjp(_forward, _backward)
+_attend.defvjp(_forward, _backward)
 
 
-def _call(kernel, name, times, setting: Setting, noise, inputs, results):
-    """The kernel for each row and each 128 lanes of its heads.   times: products of queries and keys in it."""
-    segments, biases, products = inputs[:3]
-    batch, length, tripled = products.shape
-    blocks = tripled // 3 // LANES
+def _call(kernel, name: str, times: int, setting: Setting, inputs: Operands, extra: tuple, results: tuple):
+    """The kernel for each row and each 128 lanes of its heads -> like results.
+
+    times: products of queries and keys in it.   extra: inputs beside the operands.
+    """
+    batch, width, biased = len(inputs.queries), width_of(inputs), inputs.distances is not None
+    blocks, band = width // LANES, inputs.distances.shape if biased else None
 
     def spec(a) -> pl.BlockSpec:
-        if a is segments:
-            return pl.BlockSpec((None, *a.shape[1:]), lambda row, block: (row, 0, 0))
-        if a is biases:
-            return pl.BlockSpec((1, 3 * LANES), lambda row, block: (0, block))
-        if a.ndim == 4:  # statistics
-            return pl.BlockSpec((None, None, *a.shape[2:]), lambda row, block: (row, block, 0, 0))
-        return pl.BlockSpec((None, a.shape[1], a.shape[2] // blocks), lambda row, block: (row, 0, block))
+        if a.ndim == 1:
+            return pl.BlockSpec(memory_space=pltpu.SMEM)
+        if a.ndim == 2:  # biases
+            shape, index = (1, a.shape[1] // blocks), lambda row, block: (0, block)
+        elif a.ndim == 4:  # statistics
+            shape, index = (None, None, *a.shape[2:]), lambda row, block: (row, block, 0, 0)
+        elif a.shape == band:
+            shape, index = (LANES // setting.head_dim, *band[1:]), lambda row, block: (block, 0, 0)
+        elif a.dtype == jnp.int32:  # segments
+            shape, index = (None, *a.shape[1:]), lambda row, block: (row, 0, 0)
+        else:
+            lines = a.shape[1] if a.shape[1] == 1 else _whole(a.shape[1])  # sums of a row's gradients have one
+            shape, index = (None, lines, a.shape[2] // blocks), lambda row, block: (row, 0, block)
+        # With a bias rows take turns last: a block's stays on the chip meanwhile, as does its gradient.
+        once = {"pipeline_mode": pl.Buffered(1)} if a.shape == band else {}
+        return pl.BlockSpec(shape, (lambda block, row: index(row, block)) if biased else index, **once)
 
-    of_head = _units(length, _forward_part(length, setting) if name == "forward" else _PART, setting)[
-        :: LANES // setting.head_dim
-    ]
+    size = _forward_part(_whole(setting.n), setting) if name == "forward" else _PART
+    of_head = _units(size, setting)[:: LANES // setting.head_dim]
     pairs = batch * sum((unit.part.stop - unit.part.start) * unit.seen for unit in of_head)
-    # Flat: a line of scalar memory for each row would take 512 bytes.
-    drawn, kernel = ([noise.reshape(-1)], kernel) if setting.rate else ([], functools.partial(kernel, None))
-    return pl.pallas_call(
-        functools.partial(kernel, setting=setting),
-        grid=(batch, blocks),
-        in_specs=[pl.BlockSpec(memory_space=pltpu.SMEM) for _ in drawn] + [spec(a) for a in inputs],
-        out_specs=[spec(a) for a in results],
-        out_shape=[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in results],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+    given, structure = jax.tree.flatten((inputs, extra))
+    made, result = jax.tree.flatten(results)
+
+    def body(*refs):
+        of_inputs, of_results = refs[: len(given)], refs[len(given) :]
+        operands, beside = jax.tree.unflatten(structure, of_inputs)
+        kernel(operands, *beside, *jax.tree.unflatten(result, of_results), setting=setting)
+
+    found = pl.pallas_call(
+        body,
+        grid=(blocks, batch) if biased else (batch, blocks),
+        in_specs=[spec(a) for a in given],
+        out_specs=[spec(a) for a in made],
+        out_shape=[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in made],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary" if biased else "parallel")),
         cost_estimate=pl.CostEstimate(
-            flops=2 * times * pairs * tripled // 3,
-            bytes_accessed=sum(a.size * a.dtype.itemsize for a in (*inputs, *results)),
-            transcendentals=pairs * (tripled // 3 // setting.head_dim),
+            flops=2 * times * pairs * width,
+            bytes_accessed=sum(a.size * a.dtype.itemsize for a in (*given, *made)),
+            transcendentals=pairs * (width // setting.head_dim),
         ),
         name=f"row_attention_{name}",
         interpret=setting.interpret,
-    )(*drawn, *inputs)
+    )(*given)
+    return jax.tree.unflatten(result, found)
 
 
 class _Unit(NamedTuple):
@@ -189,9 +265,10 @@ class _Unit(NamedTuple):
     seen: int
 
 
-def _units(length: int, size: int, setting: Setting) -> list[_Unit]:
+def _units(size: int, setting: Setting) -> list[_Unit]:
     """All of a turn, `size` queries each, the row's last first: these see all keys."""
-    parts = [slice(start, min(start + size, length)) for start in reversed(range(0, length, size))]
+    n, length = _whole(setting.n), _whole(setting.length)
+    parts = [slice(start, min(start + size, n)) for start in reversed(range(0, n, size))]
     heads = range(LANES // setting.head_dim)
     return [_Unit(head, part, part.stop if setting.causal else length) for part in parts for head in heads]
 
@@ -210,61 +287,73 @@ def _begun(units: list[_Unit], products: Callable) -> Iterator:
         yield unit, begun[index]
 
 
-def _forward_kernel(noise, segments, biases, products, out, spread, *, setting: Setting):
-    head_dim, (q, k, v) = setting.head_dim, _projected(products, biases, setting.head_dim)
-    vt, length = v.T, len(q)
-    units = _units(length, _forward_part(length, setting), setting)
+def _forward_kernel(inputs: Operands, out, spread, *, setting: Setting):
+    head_dim, (q, k, v) = setting.head_dim, _projected(inputs, setting)
+    vt, units = v.T, _units(_forward_part(len(q), setting), setting)
 
     def dots(unit):  # -> [keys, queries]
-        return across(k[: unit.seen], only(q[unit.part], unit.head, head_dim))
+        return _biased(inputs, across(k[: unit.seen], only(q[unit.part], unit.head, head_dim)), unit, setting)
 
     mixed = []
     for unit, scores in _begun(units, dots):
-        visible = _visible(segments, unit, setting)
-        scores = jnp.where(visible, scores, _HIDDEN)
+        scores = _of_seen(inputs, scores, unit, setting)
         most = scores.max(0, keepdims=True)
         p = jnp.exp(scores - most)
         total = p.sum(0, keepdims=True)
         if setting.rate:
-            p = jnp.where(_keep(noise, unit, length, setting), p, 0.0)
+            p = jnp.where(_keep(inputs, unit, setting), p, 0.0)
         of_head = along(_rows(vt, unit, setting)[:, : unit.seen], p.astype(v.dtype))  # [head_dim, queries]
-        mixed.append(of_head / (total * (1.0 - setting.rate)))
-        spread[unit.head : unit.head + 1, unit.part] = most + jnp.log(total)
+        of_head, of_scores = of_head / (total * (1.0 - setting.rate)), most + jnp.log(total)
+        if setting.blind:
+            sees = most > 0.5 * _HIDDEN
+            of_head, of_scores = (jnp.where(sees, x, 0.0) for x in (of_head, of_scores))
+        mixed.append(of_head)
+        spread[unit.head : unit.head + 1, unit.part] = of_scores
         if len(mixed) == LANES // head_dim:
             out[unit.part, :] = jnp.concatenate(mixed).T.astype(out.dtype)
             mixed = []
 
 
-def _backward_kernel(noise, segments, biases, products, out, g, spread, d_products, d_biases, *, setting: Setting):
-    head_dim, (q, k, v), g = setting.head_dim, _projected(products, biases, setting.head_dim), g[...]
-    qt, kt, gt, length = q.T, k.T, g.T, len(q)
-    weighted = (g.astype(jnp.float32) * out[...].astype(jnp.float32)).T  # [lanes, queries]
+def _backward_kernel(inputs: Operands, out, g, spread, d_products, d_biases, *beside, setting: Setting):
+    head_dim, (q, k, v) = setting.head_dim, _projected(inputs, setting)
+    g, out = (_real(x[...], setting.n) for x in (g, out))
+    qt, kt, gt = q.T, k.T, g.T
+    weighted = (g.astype(jnp.float32) * out.astype(jnp.float32)).T  # [lanes, queries]
     heads = range(LANES // head_dim)
     of_queries, of_keys, of_values = ([None for _ in heads] for _ in range(3))  # gradients, [head_dim, length] each
+    d_band = beside[-1]
+    if d_band is not None:
+
+        @pl.when(_turn(inputs)[0] == 0)
+        def _():
+            d_band[...] = jnp.zeros_like(d_band)
 
     def dots(unit: _Unit) -> tuple[Array, Array]:
-        return tuple(across(x[: unit.seen], only(y[unit.part], unit.head, head_dim)) for x, y in ((k, q), (v, g)))
+        scores, dp = (across(x[: unit.seen], only(y[unit.part], unit.head, head_dim)) for x, y in ((k, q), (v, g)))
+        return _biased(inputs, scores, unit, setting), dp
 
-    for unit, (scores, dp) in _begun(_units(length, _PART, setting), dots):
+    for unit, (scores, dp) in _begun(_units(_PART, setting), dots):
         head, part, seen = unit
         head_rows = functools.partial(_rows, unit=unit, setting=setting)
-        visible = _visible(segments, unit, setting)
-        p = jnp.exp(jnp.where(visible, scores, _HIDDEN) - spread[head : head + 1, part])
+        p = jnp.exp(_of_seen(inputs, scores, unit, setting) - spread[head : head + 1, part])
         dropped = p
         if setting.rate:
-            keep = _keep(noise, unit, length, setting)
+            keep = _keep(inputs, unit, setting)
             dp, dropped = jnp.where(keep, dp, 0.0), jnp.where(keep, p, 0.0)
         # The factor of what dropout keeps is in none of these: the gradients get it at the end.
         delta = head_rows(weighted)[:, part].sum(0, keepdims=True) * (1.0 - setting.rate)
-        ds = (p * (dp - delta)).astype(g.dtype)
+        ds = p * (dp - delta)
+        if d_band is not None:
+            d_band[head, _in_band(unit, part.start, setting), :] += ds
+        ds = ds.astype(g.dtype)
         of_values[head] = _added(of_values[head], across(head_rows(gt)[:, part], dropped.astype(g.dtype)))
         of_queries[head] = _before(along(head_rows(kt)[:, :seen], ds) * head_dim**-0.5, of_queries[head])
         of_keys[head] = _added(of_keys[head], across(head_rows(qt)[:, part], ds))
-    for index, gradients in enumerate((of_queries, of_keys, of_values)):
+    every = zip((of_queries, of_keys, of_values), _columns(d_products), _columns(d_biases), strict=True)
+    for gradients, (d_x, lanes), (d_bias, _) in every:
         gradient = jnp.concatenate(gradients).T * (1.0 / (1.0 - setting.rate))
-        columns = slice(index * LANES, (index + 1) * LANES)
-        d_products[:, columns] = gradient.astype(d_products.dtype)
-        d_biases[:, columns] = gradient.sum(0, keepdims=True)
+        d_x[:, lanes] = gradient.astype(d_x.dtype)
+        d_bias[:, lanes] = gradient.sum(0, keepdims=True)
 
 
 def _before(part: Array, rest: Array | None) -> Array:
@@ -280,30 +369,65 @@ def _added(total: Array | None, part: Array) -> Array:
     return jnp.concatenate([total[:, :seen] + part, total[:, seen:]], axis=1)
 
 
-def _projected(products, biases, head_dim):
+def _columns(arrays: tuple) -> list:
+    """Of queries, keys and values: the array that has them, and their lanes in it."""
+    return [(a, slice(first, first + LANES)) for a in arrays for first in range(0, a.shape[-1], LANES)]
+
+
+def _projected(inputs: Operands, setting: Setting) -> list[Array]:
     """q, scaled, k and v, each [length, lanes]."""
-    sums = products[...].astype(jnp.float32) + biases[...]
-    q, k, v = (sums[:, index * LANES : (index + 1) * LANES] for index in range(3))
-    return [x.astype(products.dtype) for x in (q * head_dim**-0.5, k, v)]
+    both = zip(_columns(inputs.products), _columns(inputs.biases), strict=True)
+    q, k, v = (x[:, lanes].astype(jnp.float32) + bias[:, lanes] for (x, lanes), (bias, _) in both)
+    lengths = (setting.n, setting.length, setting.length)
+    each = zip((q * setting.head_dim**-0.5, k, v), lengths, strict=True)
+    return [_real(x.astype(inputs.products[0].dtype), length) for x, length in each]
 
 
-def _visible(segments, unit: _Unit, setting: Setting) -> Array:
-    """bool[keys, queries]"""
+def _real(x: Array, length: int) -> Array:
+    """x [length in whole blocks, lanes], zeros where it fills a block up: there it may be any numbers."""
+    return x if len(x) == length else jnp.where(iota(x.shape, 0) < length, x, jnp.zeros_like(x))
+
+
+def _biased(inputs: Operands, scores: Array, unit: _Unit, setting: Setting) -> Array:
+    """scores f32[keys, queries] with their bias. It is added where a product begins: later, XLA:TPU scheduled 1.3 times
+    as many bundles for the backward pass."""
+    if inputs.distances is None:
+        return scores
+    starts = range(unit.part.start, unit.part.stop, LANES)
+    bands = [inputs.distances[unit.head, _in_band(unit, start, setting), :] for start in starts]
+    return scores + jnp.concatenate(bands, axis=1)
+
+
+def _of_seen(inputs: Operands, scores: Array, unit: _Unit, setting: Setting) -> Array:
+    """scores f32[keys, queries], of what is seen."""
     _, part, seen = unit
-    keys = jnp.broadcast_to(segments[:, :seen], (LANES, seen)).T
-    visible = jnp.tile(keys, (1, (part.stop - part.start) // LANES)) == segments[:, part]
-    return visible & (iota(visible.shape, 0) <= part.start + iota(visible.shape, 1)) if setting.causal else visible
+    keys = jnp.broadcast_to(inputs.keys[:, :seen], (LANES, seen)).T
+    visible = jnp.tile(keys, (1, (part.stop - part.start) // LANES)) == inputs.queries[:, part]
+    if setting.causal:
+        visible &= iota(visible.shape, 0) <= part.start + iota(visible.shape, 1)
+    return jnp.where(visible, scores, _HIDDEN)
 
 
-def _keep(noise, unit: _Unit, length: int, setting: Setting) -> Array:
-    """bool[keys, queries]: what `noise.dropout` keeps of these elements of [heads, length, length].   noise: u32[2 *
-    batch].
+def _in_band(unit: _Unit, start: int, setting: Setting) -> slice:
+    """The lines of `_band` for the unit's keys and the 128 queries from `start` on."""
+    first = _whole(setting.n) - LANES - start
+    return slice(first, first + unit.seen)
+
+
+def _turn(inputs: Operands) -> tuple[Array, Array]:
+    """The row and the block of lanes."""
+    outer, inner = pl.program_id(0), pl.program_id(1)
+    return (outer, inner) if inputs.distances is None else (inner, outer)
+
+
+def _keep(inputs: Operands, unit: _Unit, setting: Setting) -> Array:
+    """bool[keys, queries]: what `noise.dropout` keeps of these elements of [heads, n, length].
 
     LONGEST keeps them far below the number that `noise.bits` counts, so all have the row's own key.
     """
-    row, block, part = pl.program_id(0), pl.program_id(1), unit.part
-    first = (block * (LANES // setting.head_dim) + unit.head) * length + part.start
-    of_query = counted.spread(((first + iota((1, part.stop - part.start), 1)) * length).astype(jnp.uint32))
+    (row, block), part, noise = _turn(inputs), unit.part, inputs.noise
+    first = (block * (LANES // setting.head_dim) + unit.head) * setting.n + part.start
+    of_query = counted.spread(((first + iota((1, part.stop - part.start), 1)) * setting.length).astype(jnp.uint32))
     of_key = counted.spread(iota((unit.seen, 1), 0).astype(jnp.uint32))
     bits = counted.hashed(of_query + noise[2 * row] + of_key, noise[2 * row + 1])
     return counted.stays(bits, setting.rate)

@@ -7,7 +7,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
 from models.attention.kernels import row_attention
-from models.attention.kernels.kernel import Attention, Kernel, cuts, of_bias, of_dropout, of_length
+from models.attention.kernels.kernel import Attention, Kernel, cuts, of_bias, of_dropout, of_length, of_ranks
 from models.attention.layouts import HEADS_FIRST, LANES, Mixing
 from models.attention.mask import Mask
 from models.core.parameters import Noise
@@ -96,16 +96,20 @@ def _blocks(queries: int, keys: int) -> splash_kernel.BlockSizes:
 
 def _obstacles(attention: Attention) -> list[str]:
     length, (cut, _) = attention.length, cuts(attention)
-    obstacles = of_bias(attention) + of_length(attention)
-    if attention.dropout > 0:  # rows in `row_attention` alone have it
+    obstacles = of_ranks(attention) + ([] if attention.by_distance else of_bias(attention))
+    if row_attention.fits(attention):
+        return obstacles
+    obstacles += of_length(attention)
+    by_rows = row_attention.obstacles(attention)
+    if attention.by_distance:  # rows in `row_attention` alone have it, as they have dropout
+        return [*dict.fromkeys(obstacles + by_rows)]
+    if attention.dropout > 0:
         without = " or ".join(of_dropout(attention))
-        obstacles += [f"{why}, or {without}" for why in row_attention.obstacles(attention)]
+        obstacles += [f"{why}, or {without}" for why in by_rows]
     if length % LANES == 0 and length // cut % LANES:
         obstacles.append(f"--mesh sequence={cut} cuts length={length} into parts that are no multiple of {LANES}")
     if cut > 1 and attention.causal:
         obstacles.append(f"--mesh sequence={cut} cuts rows of a causal mask: leave sequence out")
-    if attention.ranked:
-        obstacles.append("the mask has ranks, a prefix or an order, which it does not read")
     return obstacles
 
 
