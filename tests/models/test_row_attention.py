@@ -146,7 +146,7 @@ def test_rows_fit_up_to_1024_tokens_with_heads_that_fill_lanes(length, width, he
     expected = [f"{why}, or set model.attention_dropout=0.1 to 0" for why in said]
     assert KERNELS["splash"].obstacles(attention) == expected
     assert KERNELS["splash"].obstacles(attention._replace(dropout=0.0)) == []
-    assert not fits(Attention(192, 128, 2, 0.0))  # no whole blocks
+    assert obstacles(Attention(192, 128, 2, 0.0)) == ["length=192: choose a multiple of 128"]
 
 
 def test_a_decoders_rows_and_a_second_sequence_fit_whatever_their_lengths_and_a_bias_by_distance():

@@ -22,6 +22,7 @@ from models.core.program import Program
 from models.families.registry import FAMILIES, family_of
 from models.families.transformer_xl import TransformerXLConfig
 from pretrain.objectives.objective import Moment
+from pretrain.objectives.sequence_to_sequence import PhaseWithTargets
 from pretrain.recipe import Phase, every_task
 from pretrain.recipes.registry import RECIPES
 from pretrain.storage.run_directory import RunDirectory
@@ -54,6 +55,12 @@ def electra(heads=1):
     return tiny.electra(model=model, phases=(Phase(1.0, 128, 8),))
 
 
+def t5(length=128, target=29):
+    """An encoder beside a decoder, with dropout."""
+    model = dataclasses.replace(tiny.T5, head_dim=64)
+    return tiny.t5(model=model, phases=(PhaseWithTargets(1.0, length, 8, target_length=target),))
+
+
 def transformer_xl(length=128, evaluation_memory=None, **changes):
     """A model whose kernel has dropout."""
     model = TransformerXLConfig(**{"width": 128, "heads": 2, "memory": 128, "attention_dropout": 0.1} | changes)
@@ -84,6 +91,10 @@ REASONS = [
     (bert(), "tpu", {"dtype": "float32"}, "splash does not work here: --dtype is float32: use bfloat16"),
     (bert(), "gpu", {}, None),
     (bert(width=24), "gpu", {}, "model.heads=2 in model.width=24 have 12 numbers each: choose a multiple of 8"),
+    (t5(), "tpu", {}, None),
+    (t5(1152), "tpu", {}, "splash does not work here: length=1152: choose at most 1024"),
+    (t5(target=1025), "tpu", {}, "splash does not work here: target-length=1025: choose at most 1024"),
+    (t5(), "gpu", {}, "scores have a bias, which it does not add"),
     (electra(), "gpu", {}, None),
     (electra(4), "gpu", {}, "model.generator.heads=4 in model.generator.width=48 have 12 numbers each"),
     (transformer_xl(), "tpu", {}, None),
@@ -191,8 +202,7 @@ def test_layers_that_share_parameters_are_scanned(tmp_path):
 
 def test_of_the_recipes_whose_queries_see_all_only_those_of_short_rows_are_plain_on_tpus(tmp_path):
     options, form = tiny.options(tmp_path, tmp_path), lambda model: family_of(model).attention
-    usual = lambda model: getattr(model, "pattern", Pattern()).name == "dense" and not hasattr(model, "buckets")
-    dense = lambda model: form(model) == "self" and usual(model)
+    dense = lambda model: form(model) == "self" and getattr(model, "pattern", Pattern()).name == "dense"
     chosen = {name: chosen_program(recipe, options, platform="tpu") for name, recipe in RECIPES.items()}
     plain = [name for name, recipe in RECIPES.items() if dense(recipe.model) and chosen[name].attention == "xla"]
     assert sorted(plain) == ["electra-mini", "electra-tiny"]  # of 32 tokens
@@ -245,6 +255,7 @@ def test_a_run_says_once_why_attention_is_not_the_kernel(corpus_path, tmp_path, 
         (bert(), "cudnn"),
         (transformer_xl(), "relative"),
         (xlnet(384, 128), "relative"),
+        (t5(), "splash"),
     ],
 )
 def test_the_choice_is_asked_what_the_trace_asks(recipe, kernel, monkeypatch):

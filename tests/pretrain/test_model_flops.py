@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from data_pipelines.examples.masking import Masking
 from models.attention.patterns.pattern import Pattern
 from models.families.registry import family_of
+from pretrain.objectives.sequence_to_sequence import PhaseWithTargets
 from pretrain.recipe import Phase
 from pretrain.training.step import model_flops
 from tests.pretrain import reference, tiny
@@ -73,6 +74,19 @@ def test_of_a_sparse_pattern_the_visible_pairs_count():
         sparse = dataclasses.replace(model, pattern=Pattern("bigbird", block=4, random=1))
         saved = forward(model, masking=ALL, **label) - forward(sparse, masking=ALL, **label)
         assert saved == pytest.approx(4 * ROWS * width * hidden)
+
+
+def test_an_encoder_decoder_needs_what_a_count_by_hand_says():
+    """The decoder makes keys and values of each token of the input; of its own pairs it sees half."""
+    target, config = 8, dataclasses.replace(tiny.T5, depth=3, decoder_depth=2, head_dim=24, vocab_size=VOCAB)
+    width, heads, inner = config.width, config.heads * config.head_dim, config.feed_forward
+    layer, second = 2 * (4 * width * heads + 2 * width * inner), 2 * 2 * width * heads
+    pairs = lambda number: 2 * 2 * heads * number
+    encoder = 3 * (LENGTH * layer + pairs(LENGTH**2))
+    own, other = target * layer + pairs(target * (target + 1) / 2), (target + LENGTH) * second + pairs(target * LENGTH)
+    expected = ROWS * (encoder + 2 * (own + other) + target * 2 * width * VOCAB)
+    counted = model_flops(tiny.t5(model=config), PhaseWithTargets(1.0, LENGTH, ROWS, target_length=target)) / 3
+    assert expected < counted < 1.005 * expected  # biases by distance are products, as sums of losses are
 
 
 @pytest.mark.parametrize("cutoffs, rows", [((), VOCAB), ((100,), 128 + 256)])  # clusters of 101 and of 156, padded

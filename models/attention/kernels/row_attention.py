@@ -69,7 +69,8 @@ class Operands(NamedTuple):
 
 def obstacles(attention: Attention) -> list[str]:
     """Why rows within segments, as a mesh cuts them, are too long or their heads do not fill lanes."""
-    (_, width, heads), (cut, shared), found = attention[:3], cuts(attention), []
+    (_, width, heads), (cut, shared) = attention[:3], cuts(attention)
+    found = [] if attention.whole else of_length(attention)  # what a decoder's row lacks the kernel fills up itself
     found += [f"{name}={n}: choose at most {LONGEST}" for name, n in lengths(attention).items() if n > LONGEST]
     if width / heads not in HEAD_DIMS:
         found.append(f"{of_heads(attention)} have {width // heads} numbers each: choose 32, 64 or 128")
@@ -81,8 +82,8 @@ def obstacles(attention: Attention) -> list[str]:
 
 
 def fits(attention: Attention) -> bool:
-    """Whether the kernel computes it; what it has of a decoder's row it fills up itself."""
-    return not ([] if attention.whole else of_length(attention)) + obstacles(attention)
+    """Whether the kernel computes it."""
+    return not obstacles(attention)
 
 
 def mixing(attention: Attention) -> Mixing:

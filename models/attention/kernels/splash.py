@@ -96,16 +96,13 @@ def _blocks(queries: int, keys: int) -> splash_kernel.BlockSizes:
 
 def _obstacles(attention: Attention) -> list[str]:
     length, (cut, _) = attention.length, cuts(attention)
-    obstacles = of_ranks(attention) + ([] if attention.by_distance else of_bias(attention))
-    if row_attention.fits(attention):
-        return obstacles
-    obstacles += of_length(attention)
-    by_rows = row_attention.obstacles(attention)
-    if attention.by_distance:  # rows in `row_attention` alone have it, as they have dropout
-        return [*dict.fromkeys(obstacles + by_rows)]
+    obstacles, by_rows = of_ranks(attention), row_attention.obstacles(attention)
+    if attention.by_distance or not by_rows:  # rows in `row_attention` alone have such a bias, and dropout
+        return obstacles + by_rows + ([] if attention.by_distance else of_bias(attention))
+    obstacles += of_bias(attention) + of_length(attention)
     if attention.dropout > 0:
         without = " or ".join(of_dropout(attention))
-        obstacles += [f"{why}, or {without}" for why in by_rows]
+        obstacles += [f"{why}, or {without}" for why in by_rows if why not in obstacles]
     if length % LANES == 0 and length // cut % LANES:
         obstacles.append(f"--mesh sequence={cut} cuts length={length} into parts that are no multiple of {LANES}")
     if cut > 1 and attention.causal:
