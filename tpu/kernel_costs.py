@@ -50,12 +50,15 @@ class Bundles(NamedTuple):
     one takes a cycle.
 
     turn: whatever the row, on v5p.   pairs, scores: for 1,024 pairs of queries and keys, and 1,024 scores, of which
-    each head has one for a pair.   generations: how much longer or shorter.   drawn: for dropout of 1,024 scores.
+    each head has one for a pair.   biased: more for 1,024 scores with a bias.   apart: more for a turn whose keys are
+    those of a second sequence.   generations: how much longer or shorter.   drawn: for dropout of 1,024 scores.
     """
 
     turn: float
     pairs: float
     scores: float
+    biased: float
+    apart: float
     generations: Mapping[str, float]
     drawn: Mapping[str, float]
 
@@ -64,8 +67,12 @@ class Bundles(NamedTuple):
         arrays = (*call.arguments, *call.results)
         heads = next(array.shape[2] for array in arrays if len(array.shape) == 4)  # of the statistics
         drawn = self.drawn[generation] if any(array.dtype == jnp.uint32 for array in arrays) else 0.0
+        given = call.arguments  # of these, biases have two axes, and a bias by distance alone is f32 of three
+        apart = self.apart if sum(len(array.shape) == 2 for array in given) > 1 else 0.0
+        biased = any(len(array.shape) == 3 and array.dtype == jnp.float32 for array in given)
+        scores = self.scores + (self.biased if biased else 0.0)
         pairs = call.flops / call.turns / (2 * products * LANES) / 1024
-        turn = (self.turn + pairs * (self.pairs + heads * self.scores)) * self.generations[generation]
+        turn = (self.turn + apart + pairs * (self.pairs + heads * scores)) * self.generations[generation]
         return call.turns * (turn + pairs * heads * drawn)
 
 
@@ -77,6 +84,8 @@ _FORWARD = Bundles(
     turn=377,
     pairs=2.78,
     scores=2.63,
+    biased=0.0,
+    apart=280,
     generations={"v4": 1.56, "v5e": 1.0, "v5p": 1.0, "v6e": 0.81, "v7x": 0.81},
     drawn={"v4": 30.6, "v5e": 2.75, "v5p": 2.75, "v6e": 2.39, "v7x": 2.39},
 )
@@ -84,6 +93,8 @@ _BACKWARD = Bundles(
     turn=595,
     pairs=7.76,
     scores=3.36,
+    biased=1.65,
+    apart=215,
     generations={"v4": 1.36, "v5e": 1.0, "v5p": 1.0, "v6e": 0.76, "v7x": 0.76},
     drawn={"v4": 29.5, "v5e": 1.65, "v5p": 1.65, "v6e": 2.22, "v7x": 2.22},
 )

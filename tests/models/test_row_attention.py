@@ -165,29 +165,41 @@ def test_a_decoders_rows_and_a_second_sequence_fit_whatever_their_lengths_and_a_
 
 
 @pytest.mark.parametrize(
-    "generation, length, head_dim, rate, causal, forward, backward",
+    "generation, case, forward, backward",
     [  # bundles of a turn, as XLA:TPU scheduled them
-        ("v5p", 512, 64, 0.1, False, 3839, 5147),
-        ("v5p", 512, 64, 0.0, False, 2432, 4300),
-        ("v5p", 512, 128, 0.1, False, 2463, 3864),
-        ("v5p", 128, 64, 0.1, False, 593, 879),
-        ("v5p", 1024, 64, 0.1, True, 9514, 11187),
-        ("v4", 512, 64, 0.1, False, 19449, 20972),
-        ("v4", 1024, 64, 0.1, True, 43457, 46760),
-        ("v6e", 512, 64, 0.1, False, 3194, 4405),
-        ("v7x", 512, 64, 0.1, False, 3181, 4344),
+        ("v5p", Case(512, 4, 64, 0.1), 3839, 5147),
+        ("v5p", Case(512, 4, 64, 0.0), 2432, 4300),
+        ("v5p", Case(512, 2, 128, 0.1), 2463, 3864),
+        ("v5p", Case(128, 4, 64, 0.1), 593, 879),
+        ("v5p", Case(1024, 4, 64, 0.1, causal=True), 9514, 11187),
+        ("v4", Case(512, 4, 64, 0.1), 19449, 20972),
+        ("v4", Case(1024, 4, 64, 0.1, causal=True), 43457, 46760),
+        ("v6e", Case(512, 4, 64, 0.1), 3194, 4405),
+        ("v7x", Case(512, 4, 64, 0.1), 3181, 4344),
+        ("v5p", Case(512, 4, 64, 0.1, biased=True), 3751, 5984),
+        ("v4", Case(512, 4, 64, 0.1, biased=True), 19816, 22610),
+        ("v6e", Case(512, 4, 64, 0.1, biased=True), 3217, 4841),
+        ("v5p", Case(114, 4, 64, 0.1, causal=True, biased=True), 578, 1010),
+        ("v5p", Case(512, 4, 64, 0.1, n=114), 1525, 1948),
+        ("v6e", Case(512, 4, 64, 0.1, n=114), 1166, 1513),
     ],
 )
-def test_the_cycles_that_it_declares_are_the_bundles_that_were_counted(
-    generation, length, head_dim, rate, causal, forward, backward
-):
-    batch, width = 3, 256
-    given = (jnp.zeros((batch, length, 3 * width), jnp.bfloat16),), (jnp.zeros(3 * width),)
-    mask, how = Mask(jnp.ones((batch, length), jnp.int32), causal=causal), {"head_dim": head_dim, "dropout_rate": rate}
-    how["noise"] = jnp.zeros((batch, 2), jnp.uint32)
-    loss = lambda *x: by_rows(*x, mask, **how)[0].astype(jnp.float32).sum()
+def test_the_cycles_that_it_declares_are_the_bundles_that_were_counted(generation, case, forward, backward):
+    batch, n, width = 3, case.n or case.length, case.heads * case.head_dim
+    parts = [(case.length, 3)] if case.n is None else [(n, 1), (case.length, 2)]
+    products = tuple(jnp.zeros((batch, size, times * width), jnp.bfloat16) for size, times in parts)
+    biases = tuple(jnp.zeros(times * width) for _, times in parts)
+    distances = jnp.zeros((case.heads, n + case.length - 1)) if case.biased else None
+    ones = lambda size: jnp.ones((batch, size), jnp.int32)
+    how = {"head_dim": case.head_dim, "dropout_rate": case.rate, "noise": jnp.zeros((batch, 2), jnp.uint32)}
+
+    def loss(products, biases, distances):
+        queries = None if case.n is None else ones(n)
+        mask = Mask(ones(case.length), queries=queries, distances=distances, causal=case.causal)
+        return by_rows(products, biases, mask, **how)[0].astype(jnp.float32).sum()
+
     expected = {"row_attention_forward": forward, "row_attention_backward": backward}
-    for name, call, times in flops(jax.make_jaxpr(jax.grad(loss))(*given), COSTS).calls:
+    for name, call, times in flops(jax.make_jaxpr(jax.grad(loss))(products, biases, distances), COSTS).calls:
         assert (call.turns, times) == (batch * 2, 1)
         assert COSTS[name].cycles(generation, call) / call.turns == pytest.approx(expected.pop(name), rel=0.15)
     assert expected == {}

@@ -291,6 +291,20 @@ def test_attention_of_whole_rows_has_its_heads_cut():
         assert not fits(Attention(256, 128, 2, 0.0))  # 64 lanes on each device
 
 
+def test_attention_to_another_sequence_with_a_bias_has_its_rows_and_heads_cut():
+    """Devices add up the gradient of a bias that all rows share."""
+    q, kv, w, noise = normal(2, 114, 256), normal(2, 128, 2 * 256), normal(2, 114, 256), row_keys(0, 0, jnp.arange(2))
+    queries, keys = (jnp.asarray(np.random.default_rng(n).integers(1, 3, (2, n))) for n in (114, 128))
+
+    def loss(q, kv, distances):
+        mask = Mask(keys, queries=queries, distances=distances, whole=True)
+        how = {"head_dim": 64, "dropout_rate": 0.2, "noise": noise, "interpret": True}
+        return (by_rows((q, kv), (jnp.zeros(256), jnp.zeros(2 * 256)), mask, **how)[0] * w).sum()
+
+    rules, given = rules_of("data=2,tensor=2"), (q, kv, normal(4, 114 + 128 - 1))
+    simulated.check_close(slopes(rules, loss, *given), slopes(None, loss, *given), 5e-6)
+
+
 @pytest.mark.parametrize("stream, n, table", [(0, 128, 1), (1, 3, 2)])
 def test_relative_attention_has_its_heads_cut(stream, n, table):
     rng = np.random.default_rng(0)
