@@ -198,8 +198,11 @@ def test_the_cycles_that_it_declares_are_the_bundles_that_were_counted(generatio
         mask = Mask(ones(case.length), queries=queries, distances=distances, causal=case.causal)
         return by_rows(products, biases, mask, **how)[0].astype(jnp.float32).sum()
 
-    expected = {"row_attention_forward": forward, "row_attention_backward": backward}
+    expected, close = (
+        {"row_attention_forward": forward, "row_attention_backward": backward},
+        0.1 if case.biased else 0.15,
+    )
     for name, call, times in flops(jax.make_jaxpr(jax.grad(loss))(products, biases, distances), COSTS).calls:
         assert (call.turns, times) == (batch * 2, 1)
-        assert COSTS[name].cycles(generation, call) / call.turns == pytest.approx(expected.pop(name), rel=0.15)
+        assert COSTS[name].cycles(generation, call) / call.turns == pytest.approx(expected.pop(name), rel=close)
     assert expected == {}
