@@ -48,6 +48,7 @@ class Generation(NamedTuple):
     gke: its name in GKE, for slices of several hosts; '' where GKE has none.
     kinds: parts of jax.Device.device_kind; the longest that a device's has counts.
     kernels: whether fused kernels compile: Mosaic has no bfloat16 attention for v2 and v3.
+    biased: tokens of a row up to which there is room on the chip for the bias of its scores, and for its gradient.
     note: what else who launches a run there should know.
     """
 
@@ -62,6 +63,7 @@ class Generation(NamedTuple):
     kinds: tuple[str, ...]
     device: Tpu
     kernels: bool = True
+    biased: int = 1024
     note: str = ""
     options: Mapping[str, str] = {}
 
@@ -100,7 +102,7 @@ GENERATIONS: dict[str, Generation] = {
     ),
     "v4": Generation(
         "v4", 2, (4,), _BASE, _CUBES, True, "v4", "tpu-v4-podslice", ("TPU v4",),
-        Tpu(275e12, 1.05e9, 30.75 * GIB, 1.2e12, 2, 6.25e9, 300e9, 3, 4), options=_MEGACORE,
+        Tpu(275e12, 1.05e9, 30.75 * GIB, 1.2e12, 2, 6.25e9, 300e9, 3, 4), biased=768, options=_MEGACORE,
     ),
     "v5e": Generation(
         "v5litepod", 1, (1, 4, 8), "v2-alpha-tpuv5-lite", _EFFICIENT, False, "v5e", "tpu-v5-lite-podslice",

@@ -143,6 +143,10 @@ def _obstacles(recipe: Recipe, program: Program, kernels: str, mesh: Mesh | None
         for _, phase, task in every_task(recipe)
         for obstacle in _of_rows(recipe, kernels, phase, task.objective.memory(recipe.model, train=True), mesh)
     ]
+    asked = [attention for _, phase, _ in every_task(recipe) for attention in _attentions(recipe, phase, 0, mesh)]
+    longest = max((attention.length for attention in asked if attention.by_distance), default=0)
+    if tpu and longest > tpu.biased:
+        obstacles.append(f"TPU {tpu.prefix} has no room for a bias of {longest} tokens: choose at most {tpu.biased}")
     if program.dtype != "bfloat16":
         obstacles.append(f"--dtype is {program.dtype}: use bfloat16")
     return list(dict.fromkeys(obstacles))

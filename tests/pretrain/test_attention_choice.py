@@ -151,6 +151,18 @@ def test_where_no_kernel_compiles_the_run_says_so(tmp_path, monkeypatch):
         chosen_program(recipe, dataclasses.replace(options, attention="splash"), mesh, "tpu")
 
 
+def test_a_generation_without_room_for_a_bias_says_so(tmp_path, monkeypatch):
+    options, mesh = tiny.options(tmp_path, tmp_path), row_mesh(jax.devices()[:1], [8])
+    for name, length, kernel in (("v4", 768, "splash"), ("v4", 1024, "xla"), ("v5p", 1024, "splash")):
+        monkeypatch.setattr(attention_choice, "generation_of", lambda kind, name=name: GENERATIONS[name])
+        recipe = t5(length)
+        program = chosen_program(recipe, options, mesh, "tpu")
+        assert program.attention == kernel
+        said = why_plain(assemble(recipe, program), options, mesh, "tpu")
+        why = "TPU v4 has no room for a bias of 1024 tokens: choose at most 768"
+        assert said == ([f"attention xla: splash does not work here: {why}"] if kernel == "xla" else [])
+
+
 @pytest.mark.parametrize("recipe, form", [(transformer_xl(64), "xla"), (sparse(), "dense"), (sparse(), "blocked")])
 def test_what_asks_for_plain_operations_gets_them_in_silence(recipe, form, tmp_path):
     options = tiny.options(tmp_path, tmp_path, attention=form)
