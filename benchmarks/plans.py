@@ -2,6 +2,7 @@
 
     python -m benchmarks.plans calibration [--only NAME ...]     # square products, and layers as of published runs
     python -m benchmarks.plans scaling [--only v5p v5e v6e] [--recipe 'bert-large --model.depth 3']
+    python -m benchmarks.plans t5 [--only t5-large@v5p:4x4x4 ...]    # T5 as published
     python -m benchmarks.plans 'bert-large --model.depth 3 --topology v6e:2x2' --bundles FILE     # any plan
 
 The published runs are MaxText's (its README and its configurations, and AI-Hypercomputer/tpu-recipes). Their layers are
@@ -74,6 +75,16 @@ PUBLISHED = {
     "Llama2-70B on v5p": Case(f"{_70B} {_on('v5p:4x4x4', 64, 4, 4096, 32000)}", 0.630 * 1.19),
     "Llama3.1-8B on v6e-8": Case(f"{_8B} {_on('v6e:2x4', 8, 3, 8192, 128256)}", 0.400 * 1.22),
 }
+T5 = {
+    f"{recipe}@{topology}": Case(f"{recipe} --topology {topology} --no-largest")
+    for recipe, topologies in {
+        "t5-base": ("v5p:4x4x4", "v5e:16x16"),
+        "t5-large": ("v5p:4x4x4", "v5e:16x16"),
+        "t5-3b": ("v5p:4x4x4",),
+        "t5-11b": ("v5p:4x4x4",),
+    }.items()
+    for topology in topologies
+}
 SQUARES = {"v4": None, "v5e": None, "v5p": None, "v6e": 0.90}  # measured share of the peak, where it is published
 SIDE = 8192
 # Generation -> rows of 512 tokens on each chip, and the slices that are compared with the first, each with its mesh.
@@ -83,7 +94,7 @@ SCALES = {
     "v6e": (64, {"v6e:2x4": "data=8", "v6e:16x16": "slice=4,data=16,fsdp=16"}),
 }
 LENGTH = 512
-GROUPS = {"calibration": (*SQUARES, *PUBLISHED), "scaling": tuple(SCALES)}
+GROUPS = {"calibration": (*SQUARES, *PUBLISHED), "scaling": tuple(SCALES), "t5": tuple(T5)}
 HEAD = (
     "| plan | mesh | rows | by | step ms | of the first | cores ms | of it kernels | waits ms | MB moved a chip | MFU "
     "| of the peak | measured | estimated / measured | compiled s |\n" + "|---" * 15 + "|"
@@ -95,9 +106,10 @@ class Options:
     """Print estimates."""
 
     what: Annotated[str, tyro.conf.Positional]
-    """calibration, scaling, or the arguments of `tpu plan`, all of them quoted."""
+    """calibration, scaling, t5, or the arguments of `tpu plan`, all of them quoted."""
     only: tuple[str, ...] = ()
-    """Of calibration: generations for square products, and runs; of scaling: generations. All by default."""
+    """Of calibration: generations for square products, and runs; of scaling: generations; of t5: plans. All by
+    default."""
     recipe: str = "bert-large"
     """Of scaling, with its fields as options, all of it quoted: 'bert-large --model.depth 3'."""
     bundles: Path | None = None
@@ -164,8 +176,8 @@ def _compiler(options: Options, folder: Path) -> Compiler:
 
 def cases(options: Options) -> dict[str, Case]:
     """Those that the options choose, by their names."""
-    if options.what == "calibration":
-        return {name: case for name, case in PUBLISHED.items() if name in (options.only or PUBLISHED)}
+    if listed := {"calibration": PUBLISHED, "t5": T5}.get(options.what):
+        return {name: case for name, case in listed.items() if name in (options.only or listed)}
     if options.what != "scaling":
         return {options.what: Case(options.what)}
     found = {}

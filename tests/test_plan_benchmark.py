@@ -12,7 +12,7 @@ from tpu.hlo import parse, runs
 from tpu.topologies import parse_topology
 
 
-@pytest.mark.parametrize("what", ["calibration", "scaling"])
+@pytest.mark.parametrize("what", ["calibration", "scaling", "t5"])
 def test_every_case_is_a_plan_of_a_slice_that_there_is(what):
     for case in plans.cases(plans.Options(what)).values():
         recipe, target = parse_plan(case.arguments.split())
