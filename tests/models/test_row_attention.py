@@ -76,6 +76,7 @@ CASES = {
     "no memory that nobody wrote or outside of blocks, no race": Case(256, 2, 64, 0.2, True, interpret=STRICT),
     "a bias, and heads that fill lanes up": Case(256, 3, 64, 0.2, biased=True),
     "a bias of a row that is no whole block, causal": Case(114, 2, 64, 0.2, True, biased=True, interpret=STRICT),
+    "a bias as large as what is mixed": Case(128, 2, 64, 0.0, biased=True),
     "another sequence, of which some see nothing": Case(256, 2, 64, 0.2, n=114),
     "another sequence and a bias, no whole blocks": Case(129, 1, 128, 0.0, n=200, biased=True),
 }

@@ -5,6 +5,8 @@ over. A row of up to 1,024 tokens needs no walk: all scores of a query fit into 
 holds whole heads as the projections write them. Scores lie here as [keys, queries]: the softmax then reduces over
 sublanes, its statistics are single rows, and products with values and gradients fill the matrix units, [head_dim,
 keys] @ [keys, queries]. Dropout's noise is `noise.dropout`'s, drawn again in the backward pass.
+
+Queries may see a second sequence, and scores may have a bias by distance.
 """
 
 import functools
@@ -209,7 +211,7 @@ def _call(kernel, name: str, times: int, setting: Setting, inputs: Operands, ext
     times: products of queries and keys in it.   extra: inputs beside the operands.
     """
     batch, width, biased = len(inputs.queries), width_of(inputs), inputs.distances is not None
-    blocks, band = width // LANES, inputs.distances.shape if biased else None
+    blocks = width // LANES
 
     def spec(a) -> pl.BlockSpec:
         if a.ndim == 1:
@@ -218,15 +220,15 @@ def _call(kernel, name: str, times: int, setting: Setting, inputs: Operands, ext
             shape, index = (1, a.shape[1] // blocks), lambda row, block: (0, block)
         elif a.ndim == 4:  # statistics
             shape, index = (None, None, *a.shape[2:]), lambda row, block: (row, block, 0, 0)
-        elif a.shape == band:
-            shape, index = (LANES // setting.head_dim, *band[1:]), lambda row, block: (block, 0, 0)
+        elif a is inputs.distances:  # and its gradient
+            shape, index = (LANES // setting.head_dim, *a.shape[1:]), lambda row, block: (block, 0, 0)
         elif a.dtype == jnp.int32:  # segments
             shape, index = (None, *a.shape[1:]), lambda row, block: (row, 0, 0)
         else:
             lines = a.shape[1] if a.shape[1] == 1 else _whole(a.shape[1])  # sums of a row's gradients have one
             shape, index = (None, lines, a.shape[2] // blocks), lambda row, block: (row, 0, block)
         # With a bias rows take turns last: a block's stays on the chip meanwhile, as does its gradient.
-        once = {"pipeline_mode": pl.Buffered(1)} if a.shape == band else {}
+        once = {"pipeline_mode": pl.Buffered(1)} if a is inputs.distances else {}
         return pl.BlockSpec(shape, (lambda block, row: index(row, block)) if biased else index, **once)
 
     size = _forward_part(_whole(setting.n), setting) if name == "forward" else _PART
