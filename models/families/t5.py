@@ -68,6 +68,8 @@ class MT5Config(T5Config):
     activation: str = "gelu_new"
     gated: bool = True
     tied: bool = False
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
 
     def __post_init__(self):
         super().__post_init__()
@@ -81,7 +83,8 @@ class T5(EncoderDecoder):
     def setup(self):
         c = self.config
         self.tokens = token_table(self, c.vocab_size, c.width, 1.0)
-        self.lm_head = None if c.tied else token_table(self, c.vocab_size, c.width, 1.0, "lm_head")
+        # As Mesh TensorFlow has it, so that logits begin near 1; transformers' std of 1 would make them sqrt(width)
+        self.lm_head = None if c.tied else token_table(self, c.vocab_size, c.width, c.width**-0.5, "lm_head")
         side = lambda depth, ahead: Side(
             layer_sizes(c), depth, self.program, buckets=Buckets(c.buckets, c.furthest, ahead)
         )

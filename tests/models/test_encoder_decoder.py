@@ -1,5 +1,6 @@
 """An encoder beside a decoder: distances in buckets, who sees whom, and a cache that gives the same as whole rows."""
 
+import dataclasses
 import functools
 
 import jax
@@ -84,6 +85,12 @@ def test_a_token_of_the_decoder_reads_its_text_of_the_encoder_and_what_is_before
     assert read_by(0, 1) == [[[0, i] for i in range(5)], [[0, 0], [0, 1]]]
     assert read_by(0, 4) == [[[0, i] for i in range(5, 9)], [[0, 3], [0, 4]]]
     assert read_by(1, 2) == [[[1, i] for i in range(6)], [[1, 0], [1, 1], [1, 2]]]
+
+
+def test_logits_of_a_softmax_of_its_own_begin_near_one():
+    model = model_of(dataclasses.replace(CONFIG, width=256, tied=False), (), Program())
+    logits, _ = jax.jit(model.init_with_output)(jax.random.key(0), made()[2])
+    assert 0.5 < logits[:, : CONFIG.vocab_size].std() < 1.5
 
 
 def test_tokens_one_by_one_with_a_cache_give_what_whole_rows_give():
