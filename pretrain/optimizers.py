@@ -153,18 +153,18 @@ def _scale_by_factored_squares(table: list[Parameter], vocab_size: int) -> optax
         count = state.count + jnp.where(finite, 1, 0)
         kept = 1.0 - count.astype(jnp.float32) ** -DECAY
         rows, columns, directions = dict(leaves(state.rows)), dict(leaves(state.columns)), {}
+
+        def mean(old, new):
+            return jnp.where(finite, kept * old + (1.0 - kept) * new, old)
+
         for path, gradient in leaves(gradients):
             squares, parameter = jnp.square(gradient) + SQUARE, of_path[path]
-
-            def mean(old, axis, squares=squares):
-                new = squares if axis is None else squares.mean(axis, keepdims=True)
-                return jnp.where(finite, kept * old + (1.0 - kept) * new, old)
-
             if decays(parameter):
-                row, column = rows[path], columns[path] = mean(rows[path], -1), mean(columns[path], -2)
+                row = rows[path] = mean(rows[path], squares.mean(-1, keepdims=True))
+                column = columns[path] = mean(columns[path], squares.mean(-2, keepdims=True))
                 inverse = jax.lax.rsqrt(row / row.mean(-2, keepdims=True)) * jax.lax.rsqrt(column)
             else:
-                rows[path] = mean(rows[path], None)
+                rows[path] = mean(rows[path], squares)
                 inverse = jax.lax.rsqrt(rows[path])
             direction = gradient * inverse
             size = _root_mean_square(parameter, direction, vocab_size)

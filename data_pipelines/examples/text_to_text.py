@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_pipelines import noise
+from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import DocumentStream, end_token
 from data_pipelines.examples.layout import Chosen, Feature, Piece, RowLayout
 from data_pipelines.examples.next_tokens import DocumentsPlan, PairsPlan, check_pairs, plan_pairs
@@ -19,11 +20,18 @@ CUT = 0  # the stream of draws of where a text is cut
 class TextToText(RowLayout):
     """Base of such layouts. A batch holds, of the encoder, tokens and segments [length]; of the decoder, decoder_tokens
     (the targets after the token that pads), decoder_segments, targets and weights [target_length]. Segments and weights
-    are 1, and 0 at padding."""
+    are 1, and 0 at padding. least_target: as `least`, of targets."""
 
-    least = 4
+    least, least_target = 4, 2
 
     target_length: int
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.target_length < self.least_target:
+            raise UserError(
+                f"target_length={self.target_length}: leaves no room for text; use at least {self.least_target}"
+            )
 
     @property
     def tokens(self) -> int:
@@ -112,6 +120,8 @@ class Stretches(TextToText):
 class Halves(Stretches):
     """Rows of a text cut anywhere, the first part of which is the input (a prefix language model), and an end token
     behind both; or with `causal` of one that is all the target, of an input that is an end token alone."""
+
+    least_target = 3
 
     causal: bool = False
 

@@ -10,11 +10,11 @@ from data_pipelines.examples.document_stream import counts_with_ends, end_token
 from data_pipelines.examples.span_corruption import Corruption, SpanCorruption, sentinels
 from data_pipelines.examples.text_to_text import Halves, Pairs
 from models.core.ranges import COUNT, NOT_NEGATIVE, check_ranges
-from pretrain.objectives.next_token_prediction import next_token_terms
+from pretrain.objectives.next_token_prediction import INPUT_TARGET, next_token_terms
 from pretrain.objectives.objective import Objective, Phase
 from pretrain.objectives.protocols import EncoderDecoder
 
-SPANS, PAIRS, PREFIX, CAUSAL = "span-corruption", "input-target", "prefix", "causal"
+SPANS, PREFIX, CAUSAL = "span-corruption", "prefix", "causal"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +46,8 @@ class SequenceToSequence(Objective):
 
     def __post_init__(self):
         check_ranges(self, {"z_loss": NOT_NEGATIVE}, "objective.")
-        if self.layout not in (SPANS, PAIRS, PREFIX, CAUSAL):
-            raise ValueError(f"objective.layout={self.layout!r}: use {SPANS}, {PAIRS}, {PREFIX} or {CAUSAL}")
+        if self.layout not in (SPANS, INPUT_TARGET, PREFIX, CAUSAL):
+            raise ValueError(f"objective.layout={self.layout!r}: use {SPANS}, {INPUT_TARGET}, {PREFIX} or {CAUSAL}")
         if self.layout != SPANS and self.corruption != Corruption():
             raise ValueError(f"objective.corruption: has no effect on objective.layout={self.layout}; leave it out")
 
@@ -55,7 +55,7 @@ class SequenceToSequence(Objective):
         sizes = phase.length, phase.target_length
         if self.layout == SPANS:
             return SpanCorruption(*sizes, self.corruption)
-        return Pairs(*sizes) if self.layout == PAIRS else Halves(*sizes, causal=self.layout == CAUSAL)
+        return Pairs(*sizes) if self.layout == INPUT_TARGET else Halves(*sizes, causal=self.layout == CAUSAL)
 
     def weights(self, batch):
         return super().weights(batch) | ({"z": batch["weights"].sum()} if self.z_loss else {})

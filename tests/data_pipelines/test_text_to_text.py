@@ -82,3 +82,5 @@ def test_a_text_is_cut_anywhere_and_both_halves_are_it(tmp_path, causal):
         seen += one[:-1] + other[:-1]
     assert cuts == ({0} if causal else {*range(1, 8)})
     assert {*range(5, 5 + sum(range(1, 40)))} <= {*seen}
+    with pytest.raises(UserError, match="target_length=2: leaves no room for text; use at least 3"):
+        Halves(9, 2, causal=causal)
