@@ -29,9 +29,7 @@ class TextToText(RowLayout):
     def __post_init__(self):
         super().__post_init__()
         if self.target_length < self.least_target:
-            raise UserError(
-                f"target_length={self.target_length}: leaves no room for text; use at least {self.least_target}"
-            )
+            raise UserError(f"target_length={self.target_length}: no room for text; use at least {self.least_target}")
 
     @property
     def tokens(self) -> int:
@@ -132,7 +130,8 @@ class Halves(Stretches):
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         text, special, end = self.stretches(chosen)
         cut = 1 + noise.below(noise.bits(keys, noise.counters(CUT, 1))[:, 0], self.size - 1)
-        cut = np.zeros_like(cut) if self.causal else cut
+        begin = np.zeros_like(cut)
+        cut = begin if self.causal else cut
 
         def row(begin, sizes, length):
             at = begin[:, None] + np.arange(length)
@@ -140,7 +139,7 @@ class Halves(Stretches):
             tokens[np.arange(len(text)), sizes] = end
             return tokens
 
-        tokens, targets = row(0 * cut, cut, self.length), row(cut, self.size - cut, self.target_length)
+        tokens, targets = row(begin, cut, self.length), row(cut, self.size - cut, self.target_length)
         return as_batch(tokens, targets, special["pad"], cut, self.size - cut)
 
 

@@ -6,6 +6,7 @@ Hugging Face: T5ForConditionalGeneration, MT5ForConditionalGeneration. Two texts
 """
 
 import dataclasses
+from collections.abc import Collection
 from typing import ClassVar
 
 from jax import Array
@@ -85,10 +86,9 @@ class T5(EncoderDecoder):
         self.tokens = token_table(self, c.vocab_size, c.width, 1.0)
         # As Mesh TensorFlow has it, so that logits begin near 1; transformers' std of 1 would make them sqrt(width)
         self.lm_head = None if c.tied else token_table(self, c.vocab_size, c.width, c.width**-0.5, "lm_head")
-        side = lambda depth, ahead: Side(
-            layer_sizes(c), depth, self.program, buckets=Buckets(c.buckets, c.furthest, ahead)
-        )
-        self.encoder, self.decoder = side(c.depth, True), side(c.decoder_depth, False)
+        sizes, buckets = layer_sizes(c), Buckets(c.buckets, c.furthest, ahead=True)
+        self.encoder = Side(sizes, c.depth, self.program, buckets=buckets)
+        self.decoder = Side(sizes, c.decoder_depth, self.program, buckets=buckets._replace(ahead=False))
 
     def embed(self, tokens: Array) -> Array:
         """As of `EncoderDecoder`."""
@@ -151,6 +151,11 @@ def _tied(fields) -> bool:
     return fields.get("scale_decoder_outputs", fields.get("tie_word_embeddings", True))
 
 
+def _otherwise(config: T5Config, heads: Collection[str]) -> list[str]:
+    """What transformers' T5 computes otherwise."""
+    return ["model.activation=gelu with model.gated is gelu_new"] * (config.gated and config.activation == "gelu")
+
+
 FIELDS = {
     "vocab_size": "vocab_size",
     "d_model": "width",
@@ -206,6 +211,7 @@ def _family(config: type, model_type: str, name: str, sizes: dict[str, T5Config]
                 trunk="",
                 pair=None,
                 prepare="--tokenizer sentencepiece-unigram --specials t5",
+                otherwise=_otherwise,
             )
         },
         seen=seen,

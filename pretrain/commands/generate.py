@@ -1,4 +1,4 @@
-"""`python -m pretrain generate`: what a causal decoder writes after prompts, or what a model puts in place of masks."""
+"""`python -m pretrain generate`: what a decoder writes after prompts, or what a model puts in place of masks."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -29,7 +29,8 @@ OF_FILLINGS = "run", "prompt", "prompts", "number", "step", "best"  # the option
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generate(OfModel):
-    """Continue prompts with a causal decoder, or fill the [MASK]s in them with a masked language model."""
+    """Continue prompts with a causal decoder, write the targets of inputs with an encoder and a decoder, or fill the
+    [MASK]s in them with a masked language model."""
 
     prompt: tuple[str, ...] = ()
     """The text to begin with, or several."""
@@ -114,7 +115,7 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
     from tpu.mesh import divided_by
 
     made, has_encoder = opened.tokenizer, isinstance(opened.module, EncoderDecoder)
-    encoded, stops = encode(made, prompts), [unescaped(written) for written in options.stop]
+    stops = [unescaped(written) for written in options.stop]
     ends = {tokens[0] for tokens in encode(made, stops) if len(tokens) == 1}
     ends |= targets.ends(made)
     decoding = dataclasses.replace(options.decoding, stop=tuple(sorted(ends)))
@@ -123,7 +124,9 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
     behind = targets.behind(opened.module, opened.objective, made)
     if has_encoder:  # which reads sentinels
         encoded = [made.tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts]
-    elif behind:
+    else:
+        encoded = encode(made, prompts)
+    if behind and not has_encoder:
         print("the run's rows are input and target: each prompt is an input, after which its target is written")
     printed = [[] for _ in encoded] if behind else encoded
     begun = [before + tokens + behind for tokens in encoded]

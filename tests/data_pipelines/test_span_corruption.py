@@ -63,9 +63,8 @@ def test_input_and_target_are_the_text_and_no_row_has_padding(tmp_path_factory, 
     assert sorted(ordinary) == list(range(5, 5 + sum(sizes) + 200)) and len(texts[-1]) == size
     assert (batch["targets"][:, 0] == SPECIALS["sentinel_0"]).all()
     assert all((batch[name] == 1).all() for name in ("segments", "decoder_segments", "weights"))
-    assert (batch["decoder_tokens"][:, 1:] == batch["targets"][:, :-1]).all() and not batch["decoder_tokens"][
-        :, 0
-    ].any()
+    assert (batch["decoder_tokens"][:, 1:] == batch["targets"][:, :-1]).all()
+    assert not batch["decoder_tokens"][:, 0].any()
 
 
 def test_lengths_are_those_of_the_published_rows():

@@ -38,11 +38,8 @@ def test_pairs_are_the_inputs_and_targets_of_documents_each_with_its_end(tmp_pat
     assert command(tmp_path / "c", *given, lines=lines) == 0
     corpus = Corpus(tmp_path / "c")
     code = [corpus.special["code_Task"]] if prefix else []
-    batch, end, ids = (
-        all_of(Pairs(12, 8), corpus),
-        corpus.special["sep"],
-        lambda text: [byte + 3 for byte in text.encode()],
-    )
+    batch, end = all_of(Pairs(12, 8), corpus), corpus.special["sep"]
+    ids = lambda text: [byte + 3 for byte in text.encode()]
     expected = {(*(code + ids(one))[:11], end): [*ids(other)[:7], end] for one, other in TEXTS}
     found = zip(real(batch, "tokens", "segments"), real(batch, "targets", "decoder_segments"), strict=True)
     assert {tuple(one): other for one, other in found} == expected
@@ -82,5 +79,5 @@ def test_a_text_is_cut_anywhere_and_both_halves_are_it(tmp_path, causal):
         seen += one[:-1] + other[:-1]
     assert cuts == ({0} if causal else {*range(1, 8)})
     assert {*range(5, 5 + sum(range(1, 40)))} <= {*seen}
-    with pytest.raises(UserError, match="target_length=2: leaves no room for text; use at least 3"):
+    with pytest.raises(UserError, match="target_length=2: no room for text; use at least 3"):
         Halves(9, 2, causal=causal)

@@ -50,16 +50,8 @@ def made():
     segments, of_decoder = np.ones((ROWS, LENGTH), np.int32), np.ones((ROWS, TARGET), np.int32)
     segments[0, 5:], of_decoder[0, 3:], segments[1, 6:] = 2, 2, 0
     draw = lambda *shape: rng.integers(1, 50, shape).astype(np.int32)
-    return (
-        model,
-        params,
-        {
-            "tokens": draw(ROWS, LENGTH),
-            "segments": segments,
-            "decoder_tokens": draw(ROWS, TARGET),
-            "decoder_segments": of_decoder,
-        },
-    )
+    inputs = {"tokens": draw(ROWS, LENGTH), "segments": segments}
+    return model, params, inputs | {"decoder_tokens": draw(ROWS, TARGET), "decoder_segments": of_decoder}
 
 
 @functools.cache
