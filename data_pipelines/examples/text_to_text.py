@@ -64,7 +64,7 @@ class Pairs(TextToText):
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         tokens, inputs, targets, ends = chosen.gather(self._read)
-        return as_batch(tokens, targets, chosen.plans[0].part.corpus.special["pad"], inputs, ends)
+        return as_batch(tokens, targets, chosen.plans[0].part.corpus.special["pad"], (inputs, ends))
 
     def _read(self, plan: PairsPlan, _, example: np.ndarray) -> tuple[np.ndarray, ...]:
         """Inputs and targets, and the places of their end tokens: int32 [n, length], [n, target_length], int64 [n]."""
@@ -130,8 +130,7 @@ class Halves(Stretches):
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         text, special, end = self.stretches(chosen)
         cut = 1 + noise.below(noise.bits(keys, noise.counters(CUT, 1))[:, 0], self.size - 1)
-        begin = np.zeros_like(cut)
-        cut = begin if self.causal else cut
+        cut = np.zeros_like(cut) if self.causal else cut
 
         def row(begin, sizes, length):
             at = begin[:, None] + np.arange(length)
@@ -139,24 +138,21 @@ class Halves(Stretches):
             tokens[np.arange(len(text)), sizes] = end
             return tokens
 
-        tokens, targets = row(begin, cut, self.length), row(cut, self.size - cut, self.target_length)
-        return as_batch(tokens, targets, special["pad"], cut, self.size - cut)
+        tokens, targets = row(np.zeros_like(cut), cut, self.length), row(cut, self.size - cut, self.target_length)
+        return as_batch(tokens, targets, special["pad"], (cut, self.size - cut))
 
 
 def as_batch(
-    tokens: np.ndarray,
-    targets: np.ndarray,
-    start: int,
-    inputs: np.ndarray | None = None,
-    ends: np.ndarray | None = None,
+    tokens: np.ndarray, targets: np.ndarray, start: int, ends: tuple[np.ndarray, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
     """Inputs and targets, int32 [n, length] and [n, target_length].   start: the token before each target's first.
-    inputs, ends: int64 [n], the places of the end tokens, behind which is padding; None where rows are full."""
+    ends: int64 [n] of both, the places of their end tokens, behind which is padding; None where rows are full."""
 
     def real(array, ends):
-        return np.ones_like(array) if ends is None else (np.arange(array.shape[1]) <= ends[:, None]).astype(np.int32)
+        return (np.arange(array.shape[1]) <= ends[:, None]).astype(np.int32)
 
-    of_input, of_target = real(tokens, inputs), real(targets, ends)
+    both = tokens, targets
+    of_input, of_target = map(np.ones_like, both) if ends is None else map(real, both, ends)
     targets = targets * of_target
     shifted = np.insert(targets[:, :-1], 0, start, axis=1)
     arrays = {"tokens": tokens * of_input, "segments": of_input, "decoder_tokens": shifted}

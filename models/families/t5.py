@@ -6,7 +6,6 @@ Hugging Face: T5ForConditionalGeneration, MT5ForConditionalGeneration. Two texts
 """
 
 import dataclasses
-from collections.abc import Collection
 from typing import ClassVar
 
 from jax import Array
@@ -151,11 +150,6 @@ def _tied(fields) -> bool:
     return fields.get("scale_decoder_outputs", fields.get("tie_word_embeddings", True))
 
 
-def _otherwise(config: T5Config, heads: Collection[str]) -> list[str]:
-    """What transformers' T5 computes otherwise."""
-    return ["model.activation=gelu with model.gated is gelu_new"] * (config.gated and config.activation == "gelu")
-
-
 FIELDS = {
     "vocab_size": "vocab_size",
     "d_model": "width",
@@ -211,7 +205,7 @@ def _family(config: type, model_type: str, name: str, sizes: dict[str, T5Config]
                 trunk="",
                 pair=None,
                 prepare="--tokenizer sentencepiece-unigram --specials t5",
-                otherwise=_otherwise,
+                otherwise=lambda c, _: ["model.activation=gelu is gelu_new"] * (c.gated and c.activation == "gelu"),
             )
         },
         seen=seen,

@@ -29,8 +29,7 @@ OF_FILLINGS = "run", "prompt", "prompts", "number", "step", "best"  # the option
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generate(OfModel):
-    """Continue prompts with a causal decoder, write the targets of inputs with an encoder and a decoder, or fill the
-    [MASK]s in them with a masked language model."""
+    """Continue prompts with a decoder, write targets of inputs (T5), or fill the [MASK]s in them (BERT)."""
 
     prompt: tuple[str, ...] = ()
     """The text to begin with, or several."""
@@ -122,10 +121,8 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
     number, program = options.number or 1, _program(options, opened)
     before = [] if options.code is None else [prefixes.token(made, options.code)]
     behind = targets.behind(opened.module, opened.objective, made)
-    if has_encoder:  # which reads sentinels
-        encoded = [made.tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts]
-    else:
-        encoded = encode(made, prompts)
+    with_sentinels = lambda prompt: made.tokenizer.encode(prompt, add_special_tokens=False).ids
+    encoded = [*map(with_sentinels, prompts)] if has_encoder else encode(made, prompts)
     if behind and not has_encoder:
         print("the run's rows are input and target: each prompt is an input, after which its target is written")
     printed = [[] for _ in encoded] if behind else encoded

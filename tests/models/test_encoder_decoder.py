@@ -35,9 +35,8 @@ def test_a_bias_is_the_tables_of_the_keys_distance_in_whole_rows_and_after_other
     table = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
     whole = by_key(row_bias(table, 7, 12, buckets), 12)
     distances = np.arange(12) - np.arange(7)[:, None]
-    np.testing.assert_array_equal(
-        whole[0], np.moveaxis(table[bucket_of(distances.ravel(), buckets)], -1, 0).reshape(3, 7, 12)
-    )
+    of_each = table[bucket_of(distances.ravel(), buckets)]
+    np.testing.assert_array_equal(whole[0], of_each.T.reshape(3, 7, 12))
     np.testing.assert_array_equal(next_bias(table, 2, 12, jnp.int32(5), buckets)[0], whole[0, :, 5:7])
 
 

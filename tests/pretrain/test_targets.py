@@ -125,9 +125,8 @@ def test_a_decoder_is_given_its_rows_up_to_their_delimiter_with_room_for_a_targe
     expected = [row[: row.index(end)] for row in rows[: len(asked)]]
     prompts = targets.begun(asked, opened, objective, Decoding(max_tokens=40))
     assert prompts == [[*before[:23], end] for before in expected] and max(map(len, expected)) > 23
-    with pytest.raises(
-        UserError, match="--max-tokens 63: leaves no room for an input in rows of 64 tokens; give fewer"
-    ):
+    said = "--max-tokens 63: leaves no room for an input in rows of 64 tokens; give fewer"
+    with pytest.raises(UserError, match=said):
         targets.begun(asked, opened, objective, Decoding(max_tokens=63))
     with pytest.raises(UserError, match="--write, --source: run reads no inputs with targets"):
         targets.begun(asked, opened, NextTokenPrediction(), Decoding())
