@@ -29,8 +29,7 @@ def bleu(written: Sequence[str], targets: Targets, tokenizer: str = "13a") -> tu
     from sacrebleu.metrics import BLEU
 
     metric = BLEU(tokenize=tokenizer)
-    score = metric.corpus_score(written, _streams(targets)).score
-    return score, str(metric.get_signature())
+    return metric.corpus_score(written, _streams(targets)).score, str(metric.get_signature())
 
 
 def chrf(written: Sequence[str], targets: Targets) -> float:

@@ -49,8 +49,7 @@ class T5Config:
 
     def __post_init__(self):
         sizes = dict.fromkeys(("vocab_size", "decoder_depth", "head_dim", "furthest", *SIZES), COUNT)
-        check_ranges(self, sizes | dict.fromkeys(("dropout", "attention_dropout"), RATE), "model.")
-        check_ranges(self, {"norm_epsilon": POSITIVE}, "model.")
+        check_ranges(self, sizes | {"dropout": RATE, "attention_dropout": RATE, "norm_epsilon": POSITIVE}, "model.")
         check_activation(self)
         if self.buckets < 4 or self.buckets % 4 or self.furthest <= self.buckets // 2:
             raise ValueError(

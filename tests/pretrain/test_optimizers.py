@@ -112,9 +112,8 @@ def test_adafactor_of_stacked_layers_is_transformers_on_each_layer_for_a_hundred
     params = without_padding(random_tree(99))
     chain = transformation(Optimizer("adafactor", decay=decay), TABLE, VOCAB)
     state, update = chain.init(params), jax.jit(chain.update)
-    of_torch = lambda tree: {
-        path: torch.tensor(leaf[: VOCAB if path.endswith("tokens") else None]) for path, leaf in tree
-    }
+    rows = lambda path: VOCAB if path.endswith("tokens") else None
+    of_torch = lambda tree: {path: torch.tensor(leaf[: rows(path)]) for path, leaf in tree}
     theirs = of_torch(leaves(unstacked(params)))
     groups = [{"params": [leaf]} | ({} if leaf.ndim > 1 else {"weight_decay": 0.0}) for leaf in theirs.values()]
     optimizer = Adafactor(groups, lr=0.01, relative_step=False, scale_parameter=True, weight_decay=decay)
