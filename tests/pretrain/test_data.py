@@ -100,10 +100,8 @@ def test_rates_of_tasks_follow_from_their_examples(folder):
     assert data.task_rates(in_tasks(""), corpora, 0) == dict.fromkeys(rows, 1.0)
     said = data.said_of_data(in_tasks("proportional:1"), corpora, None)[-1]
     assert f"phases.0.rates=proportional:1: the steps are 33.33% spans ({rows['spans']:,} examples), 33.33%" in said
-    assert [of.examples_of({"documents": 7, "tokens": 99}) for of in (Pairs(32, 9), InputTarget(32, True, False))] == [
-        7,
-        7,
-    ]
+    of_pairs = Pairs(32, 9), InputTarget(32, True, False)
+    assert [of.examples_of({"documents": 7, "tokens": 99}) for of in of_pairs] == [7, 7]
 
 
 def test_rates_of_tasks_stay_when_a_corpus_has_grown(folder, tmp_path):
