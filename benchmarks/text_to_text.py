@@ -151,12 +151,13 @@ def trainings(options: Options, corpora: dict[str, Path]) -> list[Training]:
 
 def _mixture(file: Path) -> Path:
     """t5-tiny with the four as tasks of its phase, which take turns."""
+    from pretrain.objectives.next_token_prediction import INPUT_TARGET
     from pretrain.objectives.objective import Task
-    from pretrain.objectives.sequence_to_sequence import PAIRS, SequenceToSequence
+    from pretrain.objectives.sequence_to_sequence import SequenceToSequence
     from pretrain.recipe import to_json
     from pretrain.recipes.registry import find
 
-    recipe, pairs = find("t5-tiny"), SequenceToSequence(layout=PAIRS)
+    recipe, pairs = find("t5-tiny"), SequenceToSequence(layout=INPUT_TARGET)
     tasks = [Task(TEXT, recipe.objective, corpus=TEXT)]
     tasks += [Task(name, pairs, corpus=name) for name in TASKS]
     phase = dataclasses.replace(recipe.phases[0], tasks=tuple(tasks))
