@@ -210,7 +210,7 @@ def answers(opened, test: Path) -> dict[str, str]:
 
     asked, _ = of_source(parse_source(f"jsonl:{test}", fields=("input", "target")), opened.tokenizer, sys.maxsize, [])
     decoding, right = Decoding(max_tokens=48), [one.targets for one in asked]
-    written = write(opened, begun(asked, opened, None, decoding), decoding, 0)
+    written = write(opened, begun(asked, opened, [], decoding), decoding, 0)
     if test == _test(test.parent, TRANSLATION):
         return {"BLEU": f"{metrics.bleu(written, right)[0]:.1f}"}
     often = max(right.count(target) for target in {*right}) / len(right)

@@ -133,7 +133,8 @@ class FactoredSquares(NamedTuple):
 
 def _scale_by_factored_squares(table: list[Parameter], vocab_size: int) -> optax.GradientTransformationExtraArgs:
     """Adafactor's direction (Shazeer & Stern 2018, algorithm 4): gradients divided by the root of their running mean
-    square, clipped for each parameter of each layer."""
+    square, clipped for each parameter of each layer. Every matrix is factored, as in transformers (in optax only those
+    of which both sides are at least 128)."""
     of_path = {parameter.path: parameter for parameter in table}
 
     def factored(keys) -> bool:

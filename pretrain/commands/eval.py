@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from rich.table import Table
 from tyro.conf import Positional, UseAppendAction, arg
@@ -20,7 +20,6 @@ from pretrain.commands.common import changed, import_models, parse_checked, wide
 from pretrain.generation.settings import Decoding
 
 if TYPE_CHECKING:
-    from pretrain.objectives.objective import Objective
     from pretrain.storage.run_directory import RunDirectory
     from pretrain.training.assembly import Assembly
     from pretrain.training.evaluate import Evaluators
@@ -120,7 +119,7 @@ def evaluate(options: Eval) -> dict[str, float]:
     examples = options.examples or (1024 if options.stride is None else sys.maxsize)
     placed = newest.stages if assembly is newest.assembly else stages(assembly, newest.mesh)
     steps = sorted({newest.step, *(directory.checkpoint_steps() if options.all else [])})
-    columns, evaluator, phase, comparisons = {}, None, None, {}
+    columns, evaluator, phase, inputs, written = {}, None, None, {}, {}
     for step in steps:
         restored = newest if step == newest.step else _restored(directory, step)
         if restored is None:
@@ -129,14 +128,15 @@ def evaluate(options: Eval) -> dict[str, float]:
         if phase != restored.phase:
             phase = restored.phase
             evaluator = Evaluators(of_phase(placed, phase), directory.open_corpora(options.corpus), examples)
-            comparisons = of_held_out(options, at, evaluator) if options.write else {}
+            inputs, written = held_out_inputs(options, at, evaluator) if options.write else {}, {}
         doing(f"evaluating step {step}")
         columns[f"step {step}"] = evaluator(restored.params, restored.frozen, step)
-        for place, compared in comparisons.items():
-            found = compared(at).items()
+        for place, of_place in inputs.items():
+            written[place] = write(options, at, of_place)
+            found = written[place].figures.items()
             columns[f"step {step}"] |= {f"{place}/{name}" if place else name: value for name, value in found}
     columns["unigram"] = evaluator.baselines()
-    _print(f"held-out figures of {options.run}", columns, [*comparisons.values()], options.out)
+    _print(f"held-out figures of {options.run}", columns, [*written.values()], options.out)
     return columns[f"step {newest.step}"]
 
 
@@ -154,14 +154,21 @@ def _of_source(options: Eval) -> dict[str, float]:
     asked, left_out = targets.of_source(source, opened.tokenizer, options.examples or sys.maxsize, lead)
     for said in left_out:
         log.warning("--source %s: %s", options.source, said)
-    compared = Comparison(options, opened, opened.objective, asked)
-    found = compared(opened)
-    _print(f"targets of {options.source}", {opened.name: found}, [compared], options.out)
-    return found
+    prompts = targets.begun(asked, opened, opened.objectives, options.decoding)
+    written = write(options, opened, Inputs(asked, prompts))
+    _print(f"targets of {options.source}", {opened.name: written.figures}, [written], options.out)
+    return written.figures
 
 
-def of_held_out(options: Eval, opened: "Opened", evaluators: "Evaluators") -> "dict[str, Comparison]":
-    """Of each task and corpus whose rows are inputs and targets; UserError where none's are."""
+class Inputs(NamedTuple):
+    """Inputs with their targets, and the prompts that are made of them."""
+
+    asked: "list[Asked]"
+    prompts: list[list[int]]
+
+
+def held_out_inputs(options: Eval, opened: "Opened", evaluators: "Evaluators") -> dict[str, Inputs]:
+    """Those of each task and corpus whose rows are inputs and targets; UserError where none's are."""
     from pretrain.objectives.next_token_prediction import INPUT_TARGET
     from pretrain.training import targets
 
@@ -169,7 +176,7 @@ def of_held_out(options: Eval, opened: "Opened", evaluators: "Evaluators") -> "d
     for place, one in evaluators.of.items():
         if getattr(one.objective, "layout", None) == INPUT_TARGET:
             asked = targets.of_corpus(one.held_out, opened.tokenizer, one.examples)
-            found[place] = Comparison(options, opened, one.objective, asked)
+            found[place] = Inputs(asked, targets.begun(asked, opened, [one.objective], options.decoding))
     if not found:
         raise UserError(
             "--write: the run has no rows of input and target (objective.layout=input-target); give --source with some"
@@ -177,33 +184,28 @@ def of_held_out(options: Eval, opened: "Opened", evaluators: "Evaluators") -> "d
     return found
 
 
-class Comparison:
-    """Some inputs with their targets, which are compared with what a model writes.
+class Written(NamedTuple):
+    """What a model wrote.   asked: the inputs with their targets.   figures: of `metrics`, in percent.   signature: of
+    BLEU."""
 
-    signature: of the last BLEU.   texts: that were written last.
-    """
-
-    def __init__(self, options: Eval, opened: "Opened", objective: "Objective | None", asked: "list[Asked]"):
-        from pretrain.training.targets import begun
-
-        self.options, self.asked, self.signature, self.texts = options, asked, "", []
-        self.prompts = begun(asked, opened, objective, options.decoding)
-
-    def __call__(self, opened: "Opened") -> dict[str, float]:
-        """The figures of `metrics`, in percent."""
-        from pretrain import metrics
-        from pretrain.training.targets import write
-
-        doing(f"writing {len(self.prompts):,} targets")
-        self.texts = write(opened, self.prompts, self.options.decoding, self.options.seed)
-        targets = [one.targets for one in self.asked]
-        found, self.signature = metrics.figures(self.texts, targets, self.options.bleu_tokenizer)
-        return found
+    asked: "list[Asked]"
+    texts: list[str]
+    figures: dict[str, float]
+    signature: str
 
 
-def _print(
-    title: str, columns: dict[str, dict[str, float]], comparisons: "Sequence[Comparison]", out: Path | None
-) -> None:
+def write(options: Eval, opened: "Opened", inputs: Inputs) -> Written:
+    """Have the model write the targets of inputs, and compare them."""
+    from pretrain import metrics
+    from pretrain.training import targets
+
+    doing(f"writing {len(inputs.prompts):,} targets")
+    texts = targets.write(opened, inputs.prompts, options.decoding, options.seed)
+    figures, signature = metrics.figures(texts, [one.targets for one in inputs.asked], options.bleu_tokenizer)
+    return Written(inputs.asked, texts, figures, signature)
+
+
+def _print(title: str, columns: dict[str, dict[str, float]], written: Sequence[Written], out: Path | None) -> None:
     """The table; of targets also how they were compared, and a line each into a file."""
     from pretrain.storage.run_directory import write_whole
 
@@ -213,10 +215,10 @@ def _print(
         table.add_row(name.replace("_", " "), *cells)
     console = wide_console()
     console.print(table)
-    for one in comparisons:
+    for one in written:
         console.print(f"{len(one.asked):,} targets, from BLEU on in percent; BLEU {one.signature}", highlight=False)
     if out is not None:
-        pairs = (pair for one in comparisons for pair in zip(one.asked, one.texts, strict=True))
+        pairs = (pair for one in written for pair in zip(one.asked, one.texts, strict=True))
         lines = ({"input": one.text, "targets": one.targets, "written": text} for one, text in pairs)
         with writing(out):
             write_whole(out, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))

@@ -120,9 +120,11 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
     decoding = dataclasses.replace(options.decoding, stop=tuple(sorted(ends)))
     number, program = options.number or 1, _program(options, opened)
     before = [] if options.code is None else [prefixes.token(made, options.code)]
-    behind = targets.behind(opened.module, opened.objective, made)
+    behind = targets.behind(opened.module, opened.objectives[:1], made)
     with_sentinels = lambda prompt: made.tokenizer.encode(prompt, add_special_tokens=False).ids
     encoded = [*map(with_sentinels, prompts)] if has_encoder else encode(made, prompts)
+    if stops and has_encoder and any(sentinels(made) & {*tokens} for tokens in encoded):
+        raise UserError(f"--stop {options.stop[0]!r}: what is put in place of sentinels ends with them; leave it out")
     if behind and not has_encoder:
         print("the run's rows are input and target: each prompt is an input, after which its target is written")
     printed = [[] for _ in encoded] if behind else encoded
@@ -168,9 +170,14 @@ def _program(options: Generate, opened: "Opened") -> Callable:
     return steered_program(aim, options.steering)
 
 
+def sentinels(made: Made) -> set[int]:
+    """Their tokens."""
+    return {token for role, token in made.special.items() if role.startswith("sentinel_")}
+
+
 def in_place(made: Made, prompt: list[int], more: list[int]) -> list[int]:
     """A prompt with what was written for its sentinels in their place; what was written, where it has none."""
-    marks = {token for role, token in made.special.items() if role.startswith("sentinel_")}
+    marks = sentinels(made)
     if not marks & {*prompt}:
         return more
     found: dict[int, list[int]] = {}

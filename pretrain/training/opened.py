@@ -126,9 +126,16 @@ class Opened(NamedTuple):
         return self.run and self.run.assembly.recipe
 
     @property
+    def objectives(self) -> list[Objective]:
+        """Those of the tasks of the phase which the run has come to; none of a Hugging Face folder."""
+        return (
+            [task.objective for task in tasks_of(self.recipe, self.recipe.phases[self.run.phase])] if self.run else []
+        )
+
+    @property
     def objective(self) -> Objective | None:
-        """That of the phase which the run has come to, of several tasks the first one's."""
-        return self.run and tasks_of(self.recipe, self.recipe.phases[self.run.phase])[0].objective
+        """The first of them."""
+        return next(iter(self.objectives), None)
 
     @property
     def step(self) -> int | None:

@@ -39,13 +39,13 @@ class Asked(NamedTuple):
     targets: tuple[str, ...]
 
 
-def behind(module: nn.Module, objective: Objective | None, made: Made) -> list[int]:
+def behind(module: nn.Module, objectives: Sequence[Objective], made: Made) -> list[int]:
     """What stands between an input and its target: the token that ends an encoder's texts, or of a decoder's rows of
-    input and target the delimiter; nothing where a model knows no inputs."""
+    input and target, where one of the objectives has such, the delimiter; nothing where a model knows no inputs."""
     if isinstance(module, EncoderDecoder):
         return [made.special["eod" if "eod" in made.special else "sep"]]
-    token = delimiter(objective, made.special)
-    return [] if token is None else [token]
+    found = (delimiter(objective, made.special) for objective in objectives)
+    return [token for token in found if token is not None][:1]
 
 
 def ends(made: Made) -> set[int]:
@@ -98,13 +98,16 @@ def _add(documents: list[dict[str, str]], document: Document) -> None:
         documents[-1][segment.name] = documents[-1].get(segment.name, "") + segment.text
 
 
-def begun(asked: Sequence[Asked], opened: Opened, objective: Objective | None, decoding: Decoding) -> list[list[int]]:
+def begun(
+    asked: Sequence[Asked], opened: Opened, objectives: Sequence[Objective], decoding: Decoding
+) -> list[list[int]]:
     """The prompts of inputs: of a run cut to what its rows hold, with what stands behind them. It is said how many
     targets have more tokens than may be written.
 
-    objective: of these inputs.   UserError for a model that knows no inputs and targets, and for rows without room.
+    objectives: of which one has such rows.   UserError for a model that knows no inputs and targets, and for rows
+    without room.
     """
-    made, after = opened.tokenizer, behind(opened.module, objective, opened.tokenizer)
+    made, after = opened.tokenizer, behind(opened.module, objectives, opened.tokenizer)
     if not after:
         raise UserError(
             f"--write, --source: {opened.source} reads no inputs with targets; take a run of an encoder and a decoder, "
@@ -117,10 +120,10 @@ def begun(asked: Sequence[Asked], opened: Opened, objective: Objective | None, d
         if room < 1:
             said = f"leaves no room for an input in rows of {length} tokens"
             raise UserError(f"--max-tokens {decoding.max_tokens}: {said}; give fewer")
-    sizes = list(map(len, Encoder(made.tokenizer).tokens([one.targets[0] for one in asked])))
+    sizes = list(map(len, Encoder(made.tokenizer).tokens([target for one in asked for target in one.targets])))
     if longer := sum(size > decoding.max_tokens for size in sizes):
         said = "%s of %s targets have more than --max-tokens %s tokens, the longest %s"
-        log.warning(said, f"{longer:,}", f"{len(asked):,}", decoding.max_tokens, f"{max(sizes):,}")
+        log.warning(said, f"{longer:,}", f"{len(sizes):,}", decoding.max_tokens, f"{max(sizes):,}")
     return [[*one.tokens[:room], *after] for one in asked]
 
 

@@ -17,7 +17,7 @@ from data_pipelines.prepare.options import Prepare
 from data_pipelines.tokenizers import stored
 from pretrain import metrics
 from pretrain.__main__ import main
-from pretrain.commands.eval import Eval, of_held_out
+from pretrain.commands.eval import Eval, held_out_inputs
 from pretrain.commands.export import export_model
 from pretrain.commands.generate import encode
 from pretrain.generation.settings import Decoding
@@ -41,7 +41,7 @@ def corpus(tmp_path_factory):
     records = [json.dumps({"input": before, "target": after, "tone": "cold"}) for before, after in PAIRS]
     (folder / "a.jsonl").write_text("\n".join(records[::2])), (folder / "b.jsonl").write_text("\n".join(records[1::2]))
     options = {"field": ("input", "target"), "values": ("tone",), "prefix": "tone"}
-    options |= {"tokenizer": "bytes", "heldout": 0.3, "part_size": 1000, "processes": 1}
+    options |= {"tokenizer": "bytes", "sentinels": 2, "heldout": 0.3, "part_size": 1000, "processes": 1}
     prepare(Prepare((f"jsonl:{folder}",), folder / "corpus", **options), Console(file=io.StringIO()))
     return folder / "corpus"
 
@@ -123,13 +123,13 @@ def test_a_decoder_is_given_its_rows_up_to_their_delimiter_with_room_for_a_targe
     end = made.special["sep"]
     rows = [row.tolist() for batch in evaluation_batches(examples, 100) for row in batch["tokens"]]
     expected = [row[: row.index(end)] for row in rows[: len(asked)]]
-    prompts = targets.begun(asked, opened, objective, Decoding(max_tokens=40))
+    prompts = targets.begun(asked, opened, [NextTokenPrediction(), objective], Decoding(max_tokens=40))
     assert prompts == [[*before[:23], end] for before in expected] and max(map(len, expected)) > 23
     said = "--max-tokens 63: leaves no room for an input in rows of 64 tokens; give fewer"
     with pytest.raises(UserError, match=said):
-        targets.begun(asked, opened, objective, Decoding(max_tokens=63))
+        targets.begun(asked, opened, [objective], Decoding(max_tokens=63))
     with pytest.raises(UserError, match="--write, --source: run reads no inputs with targets"):
-        targets.begun(asked, opened, NextTokenPrediction(), Decoding())
+        targets.begun(asked, opened, [NextTokenPrediction()], Decoding())
 
 
 @pytest.fixture
@@ -179,6 +179,12 @@ def test_a_folder_writes_the_targets_that_its_run_writes(t5_run, tmp_path, capsy
     assert lines(tmp_path / "out") != written
 
 
+def test_no_text_ends_what_is_put_in_place_of_sentinels(t5_run, capsys):
+    assert main(["generate", str(t5_run), "--prompt", "One. Two <extra_id_0>", "--stop", "."]) == 2
+    said = capsys.readouterr().err
+    assert said == "error: --stop '.': what is put in place of sentinels ends with them; leave it out\n"
+
+
 MISTAKES = [
     (["--beams", 2, "--out", "x"], "--out, --beams: no effect where no targets are written; add --write or --source"),
     (["--write", "--code", "a"], "--code: no effect without --source; add it, or leave them out"),
@@ -212,4 +218,4 @@ def test_a_mistake_is_one_line(t5_run, several, tmp_path, capsys, arguments, sai
 def test_a_run_whose_rows_are_no_inputs_and_targets_says_so():
     of_spans = SimpleNamespace(of={"": SimpleNamespace(objective=SequenceToSequence())})
     with pytest.raises(UserError, match="--write: the run has no rows of input and target"):
-        of_held_out(Eval(Path("run"), write=True), None, of_spans)
+        held_out_inputs(Eval(Path("run"), write=True), None, of_spans)
