@@ -52,17 +52,19 @@ def parse_rates(text: str, sizes: Mapping[str, int], setting: str = "mixture") -
     def raised(power, limit=inf):
         return [(size / max(limited(limit))) ** power for size in limited(limit)]
 
-    made = {
-        ("given", len(sizes)): lambda *rates: rates,
-        ("proportional", 0): limited,
-        ("proportional", 1): limited,
-        ("temperature", 1): lambda temperature: raised(1 / temperature),
-        ("temperature", 2): lambda temperature, limit: raised(1 / temperature, limit),
-        ("equal", 0): lambda: [1] * len(sizes),
-        ("smoothed", 1): raised,
-    }.get((form, len(numbers)))
-    if made is None:
-        raise UserError(f"{setting}={text}: says no rates; {FORMS}")
+    forms = {  # the fewest and the most numbers of each, and the shares that they give
+        "given": (1, inf, lambda *rates: rates),
+        "proportional": (0, 1, limited),
+        "temperature": (1, 2, lambda temperature, *limit: raised(1 / temperature, *limit)),
+        "equal": (0, 0, lambda: [1] * len(sizes)),
+        "smoothed": (1, 1, raised),
+    }
+    if form not in forms:
+        raise UserError(f"{setting}={text}: {form!r} says no rates; {FORMS}")
+    fewest, most, made = forms[form]
+    if not fewest <= len(numbers) <= most:
+        much = "few" if len(numbers) < fewest else "many"
+        raise UserError(f"{setting}={text}: too {much} numbers for {form}; {FORMS}")
     shares = list(made(*numbers))
     return {name: share / sum(shares) for name, share in zip(sizes, shares, strict=True)}
 

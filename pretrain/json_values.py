@@ -70,9 +70,16 @@ def make(cls: type, value: dict, prefix: str, **made) -> Any:
     fields = {name: build(hints[name], field, f"{prefix}{name}") for name, field in value.items()}
     try:
         return cls(**fields, **made)
-    except ValueError as error:  # of the dataclass's own checks, which name the field from its class's on
-        above, _, last = prefix.removesuffix(".").rpartition(".")
-        raise UserError(f"{above}.{error}" if above and str(error).startswith(f"{last}.") else str(error)) from None
+    except (UserError, ValueError) as error:  # of the dataclass's own checks
+        raise UserError(_placed(str(error), cls, prefix)) from None
+
+
+def _placed(said: str, cls: type, prefix: str) -> str:
+    """A message of a dataclass, which names its field alone, or from an object around it on, with the whole place."""
+    if said.partition("=")[0] in _names(cls):
+        return prefix + said
+    above, around, _ = f".{prefix}".rpartition(f".{said.partition('.')[0]}.")
+    return f"{above}.{said}".removeprefix(".") if around else said
 
 
 def _names(cls: type) -> list[str]:

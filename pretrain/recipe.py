@@ -363,6 +363,13 @@ def _phase(objective: Objective, fields: Any, prefix: str) -> Phase:
             raise UserError(f"{prefix}tasks: is empty; give tasks, or leave it out")
         made["tasks"] = tuple(_part(Task, of, f"{prefix}tasks.{number}.") for number, of in enumerate(tasks))
         objective = made["tasks"][0].objective
+    theirs, known = (
+        {field.name for kind in kinds for field in dataclasses.fields(kind.phase)}
+        for kinds in (OBJECTIVES.values(), (objective,))
+    )
+    if foreign := [name for name in fields if name in theirs - known]:
+        kind, also = _tagged("objective", objective)[KIND], ", or put a task that has it first" if tasks else ""
+        raise UserError(f"{prefix}{foreign[0]}: a phase of {kind} has none; leave it out{also}")
     return make(objective.phase, _without(fields, made), prefix, **made)
 
 

@@ -87,7 +87,8 @@ class SpanCorruption(Stretches):
         if self.sizes.target != self.target_length:
             raise UserError(
                 f"target_length={self.target_length}: at length={self.length}, objective.corruption.density="
-                f"{self.corruption.density}, span={self.corruption.span} give {self.sizes.target}"
+                f"{self.corruption.density}, span={self.corruption.span} targets have {self.sizes.target} tokens; "
+                f"set it to {self.sizes.target}"
             )
 
     @property

@@ -25,6 +25,7 @@ CHUNK = 1 << 22  # tokens that are copied at a time
 ENOUGH = 50_000  # tokens of the whole corpus; below that up to MOST of the documents may be held out
 MOST = 0.05
 CUT = "documents cut at the end of a part"
+TOO_LARGE = "documents of several segments that have most of a part, kept whole: too little is held out"
 
 
 class Documents(NamedTuple):
@@ -50,7 +51,7 @@ def write_part(folder: Path, units: list[Path], job: Job) -> dict:
         return read_summary(folder)
     documents, numbered, said = _documents(units, job)
     held = choose_held(documents.rows["hash"], documents.tokens, job.heldout, job.parts)
-    documents, held = _with_end_held(documents, held, units, job)
+    documents, held = _with_end_held(documents, held, units, job, said["counts"])
     temporary = beside(folder)
     sizes = {
         name: _write_split(temporary / name, documents, chosen, units, job, numbered)
@@ -107,16 +108,23 @@ def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict[str, dict
     return Documents(starts, size, documents), numbered, said
 
 
-def _with_end_held(documents: Documents, held: np.ndarray, folders: list[Path], job: Job):
+def _with_end_held(documents: Documents, held: np.ndarray, folders: list[Path], job: Job, problems: Problems):
     """Where one document has most of the part, so that it cannot be held out and the others are too few, its last
-    sentences are a document of their own that is held out."""
+    sentences are a document of their own that is held out. One of several segments, an input and its target, is noted
+    as a problem instead, since a piece of it says nothing."""
     total, has = int(documents.tokens.sum()), int(documents.tokens[held].sum())
     wanted = missing_held(has, total, job.heldout, job.parts)
     longest = int(documents.tokens.argmax()) if total else 0
     if wanted <= 0 or 2 * documents.tokens[longest] <= total:
         return documents, held
-    lengths = np.concatenate([np.diff(read_unit(folder).sentences) for folder in folders])
-    lengths = lengths[documents.starts[longest] : documents.starts[longest + 1]]
+
+    def of_longest(read):
+        return np.concatenate([read(read_unit(folder)) for folder in folders])[slice(*documents.starts[longest:][:2])]
+
+    if "segments" in job.fields and np.ptp(of_longest(lambda unit: unit.fields["segments"])):
+        problems.note(TOO_LARGE, str(job.sources[documents.rows["source"][longest]]))
+        return documents, held
+    lengths = of_longest(lambda unit: np.diff(unit.sentences))
     held_then = np.cumsum(lengths[::-1])  # with 1, 2, .. sentences from the end: enough, but never the larger share
     count = min(np.searchsorted(held_then, wanted) + 1, np.searchsorted(held_then, total // 2 - has, "right"))
     if not count:

@@ -62,8 +62,9 @@ def test_rates(text, rates):
         ("given:1,0,1", "numbers must be above 0"),
         ("smoothed:x", "'x' is no number"),
         ("proportional:inf", "numbers must be above 0 and finite"),
-        ("", "mixture=: says no rates; use proportional"),
-        ("equal:2", "mixture=equal:2: says no rates"),
+        ("", "mixture=: '' says no rates; use proportional"),
+        ("equal:2", "mixture=equal:2: too many numbers for equal; use proportional"),
+        ("smoothed", "mixture=smoothed: too few numbers for smoothed"),
     ],
 )
 def test_what_is_no_mixture_is_said(text, said):

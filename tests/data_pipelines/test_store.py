@@ -17,7 +17,7 @@ from data_pipelines.manifest import parse_manifest
 from data_pipelines.store.fields import BY_TOKEN, STORED, Field
 from data_pipelines.store.files import NpyFile, is_whole, read_summary
 from data_pipelines.store.job import Job, check_added, manifest_of, planned
-from data_pipelines.store.parts import CUT, choose_held, missing_held, part_name, write_part
+from data_pipelines.store.parts import CUT, TOO_LARGE, choose_held, missing_held, part_name, write_part
 from data_pipelines.store.units import DOCUMENT, UnitFiles
 from tests.data_pipelines.corpora import SPECIAL, numbered, write_corpus
 
@@ -25,15 +25,16 @@ SOURCES = (Source("text", "tests", None),)
 JOB = Job(SOURCES, 1000, planned(SOURCES, 1000, BY_TOKEN), heldout=0.0)
 
 
-def write_unit(folder, documents, job=JOB, continues=False, hashes=None, path="file"):
-    """A unit of documents of a file that are lists of sentence lengths; the first may go on from the unit before."""
+def write_unit(folder, documents, job=JOB, continues=False, hashes=None, path="file", **fields):
+    """A unit of documents of a file that are lists of sentence lengths; the first may go on from the unit before.
+    fields: the values of further ones."""
     begins = np.zeros(len(documents), DOCUMENT)
     begins["start"] = np.cumsum([0, *map(len, documents)])[:-1]
     begins["hash"] = np.arange(len(documents)) if hashes is None else hashes
     begins["continues"][:1] = continues
     lengths = np.array([length for document in documents for length in document], np.int64)
     files = UnitFiles(folder, job)
-    files.add(lengths, begins, tokens=np.full(lengths.sum(), 7))
+    files.add(lengths, begins, tokens=np.full(lengths.sum(), 7), **fields)
     files.finish(0, {}, [path], {})
     return folder
 
@@ -134,6 +135,22 @@ def test_one_long_document_gives_its_end_at_a_sentence(tmp_path):
     job = Job(SOURCES, 1000, JOB.fields, 0.01)
     write_part(tmp_path / "part", [write_unit(tmp_path / "a", [[10] * 1000], job)], job)
     assert [shapes(tmp_path / "part", split) for split in ("heldout", "train")] == [[[10] * 50], [[10] * 950]]
+
+
+@pytest.mark.parametrize("target", [0, 1])
+def test_an_input_and_its_target_stay_together_however_long_they_are(tmp_path, target):
+    """The input is in a unit, the target goes on in the next; where both are of one segment, they are text to cut."""
+    job = Job(
+        SOURCES, 1000, JOB.fields | {"segments": Field("uint8", per="sentence", values=("input", "target"))}, 0.01
+    )
+    units = [
+        write_unit(tmp_path / "a", [[2], [10] * 50], job, segments=np.array([0] * 51)),
+        write_unit(tmp_path / "b", [[10] * 50], job, continues=True, segments=np.full(50, target)),
+    ]
+    summary = write_part(tmp_path / "part", units, job)
+    train, held = ([[10] * 100], [[2]]) if target else ([[10] * 95], [[2], [10] * 5])
+    assert [shapes(tmp_path / "part", split) for split in ("train", "heldout")] == [train, held]
+    assert summary["counts"] == ({TOO_LARGE: {"count": 1, "first": str(SOURCES[0])}} if target else {})
 
 
 def finished(path, units, job, special=SPECIAL, before=None):

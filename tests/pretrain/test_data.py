@@ -121,7 +121,7 @@ def test_rates_of_tasks_stay_when_a_corpus_has_grown(folder, tmp_path):
         ("equal", (), "phases.0.rates=equal: needs tasks"),
         ("equal", (dataclasses.replace(OF_BOTH[0], rate=2.0),), "phases.0.rates=equal: says how often each task comes"),
         ("given:1,2", OF_BOTH, "phases.0.rates=given:1,2: 2 rates for spans, prefix, all"),
-        ("temperature", OF_BOTH, "phases.0.rates=temperature: says no rates; use proportional"),
+        ("temperature", OF_BOTH, "phases.0.rates=temperature: too few numbers for temperature; use proportional"),
     ],
 )
 def test_rates_that_cannot_be_are_refused_without_a_corpus(rates, tasks, said):

@@ -84,6 +84,7 @@ def edited(change) -> str:
     return json.dumps(fields)
 
 
+SPANS = {"kind": "sequence-to-sequence"}
 RECIPE_MISTAKES = [
     (lambda f: f["model"].update(positions="wide"), r"model.positions='wide': must be a whole number"),
     (lambda f: f["model"].update(types=0), r"model.*types=0: must be at least 1"),
@@ -93,6 +94,15 @@ RECIPE_MISTAKES = [
     (
         lambda f: f["phases"][0].update(schedule={"name": "linear", "peak": -1.0}),
         r"^phases.0.schedule.peak=-1.0: must be at least 0",
+    ),
+    (
+        lambda f: f["phases"][0].update(tasks=[{"name": "a", "objective": SPANS | {"corruption": {"density": 1.5}}}]),
+        r"^phases.0.tasks.0.objective.corruption.density=1.5: must be above 0 and below 1",
+    ),
+    (lambda f: f.update(objective=SPANS | {"corruption": {"span": 0.5}}), r"^objective.corruption.span=0.5: must be"),
+    (
+        lambda f: f["phases"][0].update(objective=SPANS, target_length=0),
+        r"^phases.0.target_length=0: must be at least 1",
     ),
     (lambda f: f.update(stepz=3), r"stepz: this version has no field stepz; did you mean steps\?"),
 ]

@@ -257,6 +257,10 @@ def test_tasks_that_cannot_be_told_apart_or_read_what_is_not_there_are_refused(b
     empty = fields | {"phases": [fields["phases"][0] | {"tasks": []}]}
     with pytest.raises(UserError, match="phases.0.tasks: is empty; give tasks, or leave it out"):
         from_json(json.dumps(empty))
+    first = fields["phases"][0] | {"target_length": 8}
+    said = "phases.0.target_length: a phase of masked-language-model has none; leave it out, or put a task that has it"
+    with pytest.raises(UserError, match=said):
+        from_json(json.dumps(fields | {"phases": [first]}))
     fields["phases"][0]["tasks"][1]["objective"]["kind"] = "next-word"
     with pytest.raises(UserError, match="phases.0.tasks.1.objective.kind: this version has no next-word"):
         from_json(json.dumps(fields))
