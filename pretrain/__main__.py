@@ -30,7 +30,7 @@ USAGE = """python -m pretrain COMMAND ...
   plot RUN [RUN ...] --out FILE.png         learning curves
   pattern RECIPE --out FILE.png             what sees what in a sparse pattern, per layer and head
   export RUN --to DIR [--step N]            files that Hugging Face loads
-  generate RUN --prompt TEXT                what a causal decoder writes next, or what stands at [MASK]s
+  generate RUN --prompt TEXT                what a decoder or encoder-decoder writes, or what stands at [MASK]s
   prompts RUN --examples FILE.jsonl         what a causal decoder answers after 0, 1, ... examples
   discriminator RUN --examples FILE --out DIR   what tells labelled texts, to steer what a causal decoder writes
   demo                                      all of it on the built-in corpus, in minutes on a CPU

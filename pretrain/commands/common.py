@@ -81,6 +81,17 @@ def writing(out: Path) -> Iterator[None]:
         raise UserError(f"--out {out}: cannot write there ({error.strerror}); choose another place") from None
 
 
+def check_file(out: Path) -> None:
+    """Make the folder of a file that will be written; UserError naming --out where that could not be."""
+    with writing(out):
+        if out.exists() and not out.is_file():
+            raise UserError(f"--out {out}: is no file; give a file, new or to be replaced")
+        probe = out.with_name(f"{out.name}.partial")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+
+
 def check_picture(out: Path) -> None:
     """UserError where no picture has a name that ends so."""
     from matplotlib.backend_bases import FigureCanvasBase

@@ -16,7 +16,7 @@ from data_pipelines.errors import PassingError, UserError
 from data_pipelines.progress import doing
 from data_pipelines.tokenizers import prefixes
 from models.core.ranges import COUNT, SEED
-from pretrain.commands.common import changed, import_models, parse_checked, wide_console, writing
+from pretrain.commands.common import changed, check_file, import_models, parse_checked, wide_console, writing
 from pretrain.generation.settings import Decoding
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Eval:
     seed: int = 0
     """Of what is drawn."""
     out: Path | None = None
-    """A file of JSON lines for inputs, targets and what was written."""
+    """A file of JSON lines for inputs, targets and what was written; one that is there is replaced."""
 
 
 OF_TARGETS = "bleu_tokenizer", "seed", "out"
@@ -97,8 +97,7 @@ def _check(options: Eval) -> None:
     if (found := given(OF_RUNS)) and options.source is not None:
         raise UserError(f"{', '.join(found)}: no effect with --source, whose targets alone are written; leave them out")
     if options.out is not None:
-        with writing(options.out):
-            options.out.parent.mkdir(parents=True, exist_ok=True)
+        check_file(options.out)
 
 
 def evaluate(options: Eval) -> dict[str, float]:
@@ -151,7 +150,8 @@ def _of_source(options: Eval) -> dict[str, float]:
         raise UserError(f"--field {options.field[0]}: --source {source} does not read it; leave it out")
     opened = open_model(options.run, best_of=options.best)
     lead = [] if options.code is None else [prefixes.token(opened.tokenizer, options.code)]
-    asked, left_out = targets.of_source(source, opened.tokenizer, options.examples or sys.maxsize, lead)
+    limit = options.examples or sys.maxsize
+    asked, left_out = targets.of_source(source, opened.tokenizer, limit, lead, options.out)
     for said in left_out:
         log.warning("--source %s: %s", options.source, said)
     prompts = targets.begun(asked, opened, opened.objectives, options.decoding)

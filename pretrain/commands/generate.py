@@ -1,4 +1,5 @@
-"""`python -m pretrain generate`: what a decoder writes after prompts, or what a model puts in place of masks."""
+"""`python -m pretrain generate`: what a decoder writes after prompts, an encoder-decoder for inputs and in place of
+their sentinels, or what a model puts in place of masks."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -114,6 +115,7 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
     from tpu.mesh import divided_by
 
     made, has_encoder = opened.tokenizer, isinstance(opened.module, EncoderDecoder)
+    marks = sentinels(made)
     stops = [unescaped(written) for written in options.stop]
     ends = {tokens[0] for tokens in encode(made, stops) if len(tokens) == 1}
     ends |= targets.ends(made)
@@ -123,7 +125,7 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
     behind = targets.behind(opened.module, opened.objectives[:1], made)
     with_sentinels = lambda prompt: made.tokenizer.encode(prompt, add_special_tokens=False).ids
     encoded = [*map(with_sentinels, prompts)] if has_encoder else encode(made, prompts)
-    if stops and has_encoder and any(sentinels(made) & {*tokens} for tokens in encoded):
+    if stops and has_encoder and any(marks & {*tokens} for tokens in encoded):
         raise UserError(f"--stop {options.stop[0]!r}: what is put in place of sentinels ends with them; leave it out")
     if behind and not has_encoder:
         print("the run's rows are input and target: each prompt is an input, after which its target is written")
@@ -137,10 +139,14 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
         for which, more in enumerate(found):
             if len(prompts) * len(found) > 1:
                 print(f"== prompt {index + 1}, text {which + 1}")
-            more = more[:-1] if more[-1] in ends else more
-            if has_encoder:
-                more = in_place(made, encoded[index], more)
-            print(_text(made, tokens, more, stops))
+            ended = more[:-1] if more[-1] in ends else more
+            if not has_encoder or not marks & {*encoded[index]}:
+                print(_text(made, tokens, ended, stops))
+            elif (filled := in_place(made, encoded[index], ended)) != encoded[index]:
+                print(_with_sentinels(made, filled))
+            else:
+                print("nothing was written for the prompt's sentinels; what was written is")
+                print(made.tokenizer.decode(more, skip_special_tokens=False))
 
 
 def _program(options: Generate, opened: "Opened") -> Callable:
@@ -176,17 +182,20 @@ def sentinels(made: Made) -> set[int]:
 
 
 def in_place(made: Made, prompt: list[int], more: list[int]) -> list[int]:
-    """A prompt with what was written for its sentinels in their place; what was written, where it has none."""
-    marks = sentinels(made)
-    if not marks & {*prompt}:
-        return more
-    found: dict[int, list[int]] = {}
+    """A prompt with what was written for its sentinels in their place; one that nothing was written for stays."""
+    marks, found = sentinels(made), {}
     for token in more:
         if token in marks:
             span = found.setdefault(token, [])
         elif found:
             span.append(token)
-    return [token for at in prompt for token in (found.get(at, [at]))]
+    return [token for at in prompt for token in (found.get(at) or [at])]
+
+
+def _with_sentinels(made: Made, tokens: list[int]) -> str:
+    """The text of tokens; of special ones sentinels alone are in it."""
+    unseen = {*made.special.values()} - sentinels(made)
+    return made.tokenizer.decode([token for token in tokens if token not in unseen], skip_special_tokens=False)
 
 
 def _text(made: Made, prompt: list[int], more: list[int], stop: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from tyro.conf import arg
 from data_pipelines.errors import UserError
 from data_pipelines.progress import doing
 from models.core.ranges import COUNT, SEED
-from pretrain.commands.common import OfModel, import_models, parse_checked, wide_console, writing
+from pretrain.commands.common import OfModel, check_file, import_models, parse_checked, wide_console, writing
 from pretrain.prompting.prompts import Prompt, Prompter, Template, read, unescaped
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Prompts(OfModel):
     """Greedy text has at most so many tokens."""
     template: Annotated[Template, arg(name="")] = Template()
     out: Path | None = None
-    """A JSON file for the figures."""
+    """A JSON file for the figures; one that is there is replaced."""
     mesh: str | None = None
     """How this machine's devices share the work, as of `run`, whose automatic mesh is the default."""
 
@@ -62,6 +62,8 @@ def main(arguments: Sequence[str]) -> int:
     from pretrain.training.opened import open_model
     from tpu.mesh import divided_by, named_mesh
 
+    if options.out:
+        check_file(options.out)
     examples = read(options.examples)
     mesh = None if options.mesh is None else named_mesh(options.mesh, jax.local_devices())
     if mesh is not None and options.score == "greedy":

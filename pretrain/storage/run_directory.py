@@ -301,8 +301,13 @@ def write_whole(path: Path, text: str) -> None:
         path.write_text(text)
         return
     temporary = path.with_name(path.name + ".partial")
-    temporary.write_text(text)
-    put(temporary, path)
+    try:
+        temporary.write_text(text)
+        put(temporary, path)
+    except OSError:  # as of a full disk, which what is half-written would keep full
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def read_object(path: Path) -> dict | None:

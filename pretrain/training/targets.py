@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -67,14 +68,23 @@ def of_corpus(examples: RowExamples, made: Made, limit: int) -> list[Asked]:
     return [Asked(lead + read, text, (target,)) for (lead, read, _), (text, target) in zip(tokens, texts, strict=True)]
 
 
-def of_source(source: Source, made: Made, limit: int, lead: Sequence[int]) -> tuple[list[Asked], list[str]]:
+def of_source(
+    source: Source, made: Made, limit: int, lead: Sequence[int], out: Path | None = None
+) -> tuple[list[Asked], list[str]]:
     """At most so many documents, spread over the source, whose first segment is the input and whose others are targets;
-    and what is left out, in words.   lead: tokens before each input.   UserError where there is none."""
+    and what is left out, in words.   lead: tokens before each input.   out: a file to be replaced.   UserError where
+    there is no document, and where the file is one of the source."""
     names, problems = table.FORMATS[source.kind].segments(source.options), Problems()
     if len(names) < 2:
-        raise UserError(f"--source {source}: its documents have one text; give one of inputs and targets, like jsonl:")
+        has_fields = hasattr(source.options, "fields")
+        cure = "a second --field, that of targets" if has_fields else "one of inputs and targets, like jsonl:"
+        raise UserError(f"--source {source}: its documents have one text; give {cure}")
     documents: list[dict[str, str]] = []
-    for part in (part for unit in table.plan([source], problems) for part in unit):
+    parts = [part for unit in table.plan([source], problems) for part in unit]
+    files = {Path(one.path).resolve() for part in parts for one in (part, part.other) if one is not None}
+    if out is not None and out.resolve() in files:
+        raise UserError(f"--out {out}: is a file of --source {source}, which it would replace; give another")
+    for part in parts:
         for document in table.read(source, part, problems):
             _add(documents, document)
     whole = [document for document in documents if document.keys() == {*names}]
@@ -102,7 +112,7 @@ def begun(
     asked: Sequence[Asked], opened: Opened, objectives: Sequence[Objective], decoding: Decoding
 ) -> list[list[int]]:
     """The prompts of inputs: of a run cut to what its rows hold, with what stands behind them. It is said how many
-    targets have more tokens than may be written.
+    are cut, and how many targets have more tokens than may be written.
 
     objectives: of which one has such rows.   UserError for a model that knows no inputs and targets, and for rows
     without room.
@@ -120,6 +130,9 @@ def begun(
         if room < 1:
             said = f"leaves no room for an input in rows of {length} tokens"
             raise UserError(f"--max-tokens {decoding.max_tokens}: {said}; give fewer")
+        if cut := sum(len(one.tokens) > room for one in asked):
+            said = "%s of %s inputs have more than the %s tokens that rows have room for, and are cut"
+            log.warning(said, f"{cut:,}", f"{len(asked):,}", f"{room:,}")
     sizes = list(map(len, Encoder(made.tokenizer).tokens([target for one in asked for target in one.targets])))
     if longer := sum(size > decoding.max_tokens for size in sizes):
         said = "%s of %s targets have more than --max-tokens %s tokens, the longest %s"

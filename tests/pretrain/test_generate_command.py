@@ -245,4 +245,4 @@ def test_what_is_written_for_sentinels_stands_in_their_place():
     assert in_place(made, prompt, [90, 7, 8, 91, 9]) == [5, 7, 8, 6, 9]
     assert in_place(made, prompt, [3, 91, 9, 90, 7]) == [5, 7, 6, 9]  # before the first of them, and in any order
     assert in_place(made, prompt, [90, 7, 92]) == [5, 7, 92, 6, 91]  # one that nothing was written for stays
-    assert in_place(made, [5, 6], [90, 7]) == [90, 7]
+    assert in_place(made, [91, 5, 90, 90], [91, 90, 7]) == [91, 5, 7, 7]  # or written with nothing behind it

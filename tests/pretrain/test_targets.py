@@ -1,5 +1,6 @@
 """`python -m pretrain eval` of inputs with targets: which are read, what a model is given of them, what is said."""
 
+import errno
 import io
 import json
 from pathlib import Path
@@ -20,10 +21,12 @@ from pretrain.__main__ import main
 from pretrain.commands.eval import Eval, held_out_inputs
 from pretrain.commands.export import export_model
 from pretrain.commands.generate import encode
+from pretrain.generation import decoding
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
 from pretrain.objectives.sequence_to_sequence import SequenceToSequence
 from pretrain.recipe import Phase
+from pretrain.storage import run_directory
 from pretrain.training import targets
 from pretrain.training.assembly import assemble
 from pretrain.training.evaluate import Evaluator
@@ -106,6 +109,9 @@ def test_held_out_inputs_are_given_as_in_training_and_their_whole_targets_are_co
     written = lines(tmp_path / "new" / "out.jsonl")
     assert [line["written"] for line in written] == [f"text {number}" for number in range(9)]
     assert all(line["targets"] == [WHOLE[line["input"]]] for line in written)
+    room = phase.length - 1
+    cut = sum(len(line["input"].encode()) + 1 > room for line in written)  # after a token of the tone
+    assert cut and f"{cut} of 9 inputs have more than the {room} tokens that rows have room for" in caplog.text
     longer = sum(len(line["targets"][0].encode()) > 30 for line in written)
     assert f"{longer} of 9 targets have more than --max-tokens 30 tokens, the longest" in caplog.text and longer > 1
     expected, _ = metrics.figures([f"text {n}" for n in range(9)], [line["targets"] for line in written])
@@ -168,13 +174,13 @@ def test_a_long_text_of_a_source_is_one_again(tmp_path, t5_run):
     assert [(one.text, one.targets) for one in asked] == [(long, (long[::-1],))] and not said
 
 
-def test_a_folder_writes_the_targets_that_its_run_writes(t5_run, tmp_path, capsys):
+def test_a_folder_writes_the_targets_that_its_run_writes(t5_run, tmp_path, capsys, caplog):
     export_model(t5_run, tmp_path / "hf")
     (tmp_path / "a").write_text("Zahl 3\nZahl 4\n"), (tmp_path / "b").write_text("number 3\nnumber 4\n")
     given = ["--source", f"parallel:{tmp_path}/a,{tmp_path}/b", "--max-tokens", 8, "--sample", "--seed", 3]
     found = [figures(capsys, run, *given, "--out", tmp_path / "out") for run in (t5_run, tmp_path / "hf")]
     written = lines(tmp_path / "out")
-    assert found[0] == found[1] and any(line["written"] for line in written)
+    assert found[0] == found[1] and any(line["written"] for line in written) and "are cut" not in caplog.text
     figures(capsys, t5_run, *given[:-1], 4, "--out", tmp_path / "out")
     assert lines(tmp_path / "out") != written
 
@@ -183,6 +189,32 @@ def test_no_text_ends_what_is_put_in_place_of_sentinels(t5_run, capsys):
     assert main(["generate", str(t5_run), "--prompt", "One. Two <extra_id_0>", "--stop", "."]) == 2
     said = capsys.readouterr().err
     assert said == "error: --stop '.': what is put in place of sentinels ends with them; leave it out\n"
+
+
+def test_a_sentinel_that_nothing_is_written_for_stays_and_so_does_what_is_written_for_none(t5_run, capsys, monkeypatch):
+    made = stored.load(t5_run / "tokenizer")
+    first, second, end = (made.special[role] for role in ("sentinel_0", "sentinel_1", "sep"))
+    (a,), (b,) = encode(made, ["a", "b"])
+    texts = iter([[first, a, b, end], [second, end], [a, first, b]])
+    monkeypatch.setattr(decoding, "generate", lambda model, params, begun, *_: [[next(texts)] for _ in begun])
+    assert main(["generate", str(t5_run), "--prompt", "x <extra_id_0> y <extra_id_1>", "<extra_id_1> x", "x"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if line[:2] != "=="] == [
+        "x ab y <extra_id_1>",
+        "nothing was written for the prompt's sentinels; what was written is",
+        "<extra_id_1></s>",
+        "ab",
+    ]
+
+
+def test_a_disk_that_is_full_leaves_nothing_half_written(t5_run, heard, several, capsys, tmp_path, monkeypatch):
+    def full(new, place):
+        assert new.exists()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run_directory, "put", full)
+    said = mistake(capsys, t5_run, "--source", several, *fields("de", "one"), "--out", tmp_path / "new" / "out")
+    assert "new/out: cannot write there (No space left on device)" in said and heard
+    assert not [*(tmp_path / "new").iterdir()]
 
 
 MISTAKES = [
@@ -198,21 +230,28 @@ MISTAKES = [
     (["--source", "parallel:EMPTY,EMPTY", "--field", "de"], "--field de: --source parallel:"),
     (["--source", "parallel:BLANK,BLANK"], "has no document with source and target (pairs with an empty side: 2, the"),
     (["--source", "SOURCE", "--field", "de", "--field", "one", "--out", "EMPTY/x"], "EMPTY/x: cannot write there"),
+    (["--source", "SOURCE", "--out", "FOLDER"], "FOLDER: is no file; give a file"),
+    (["--source", "SOURCE", *fields("de"), "--out", "x" * 300], "cannot write there (File name too long)"),
+    (["--source", "SOURCE", *fields("de")], "its documents have one text; give a second --field, that of targets"),
+    (["--source", "SOURCE", *fields("de", "one"), "--out", "FOLDER/./several.jsonl"], "l: is a file of --source json"),
+    (["--source", "parallel:BLANK,FILE", "--out", "FILE"], "FILE: is a file of --source parallel:"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "said"), MISTAKES)
-def test_a_mistake_is_one_line(t5_run, several, tmp_path, capsys, arguments, said):
+def test_a_mistake_is_one_line(t5_run, heard, several, tmp_path, capsys, arguments, said):
     (tmp_path / "empty").touch(), (tmp_path / "blank").write_text(" \n \n")
     files = {"SOURCE": several, "FILE": several.partition(":")[2]}
-    files |= {"EMPTY": f"{tmp_path}/empty", "BLANK": f"{tmp_path}/blank"}
+    kept = Path(files["FILE"]).read_text()
+    files |= {"EMPTY": f"{tmp_path}/empty", "BLANK": f"{tmp_path}/blank", "FOLDER": str(tmp_path)}
 
     def placed(text):
         for name, file in files.items():
             text = str(text).replace(name, file)
         return text
 
-    assert placed(said) in mistake(capsys, t5_run, *map(placed, arguments))
+    assert placed(said) in mistake(capsys, t5_run, *map(placed, arguments)) and not heard
+    assert Path(files["FILE"]).read_text() == kept
 
 
 def test_a_run_whose_rows_are_no_inputs_and_targets_says_so():
