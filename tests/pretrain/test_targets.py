@@ -233,7 +233,7 @@ MISTAKES = [
     (["--source", "SOURCE", "--out", "FOLDER"], "FOLDER: is no file; give a file"),
     (["--source", "SOURCE", *fields("de"), "--out", "x" * 300], "cannot write there (File name too long)"),
     (["--source", "SOURCE", *fields("de")], "its documents have one text; give a second --field, that of targets"),
-    (["--source", "SOURCE", *fields("de", "one"), "--out", "FOLDER/./several.jsonl"], "l: is a file of --source json"),
+    (["--source", "SOURCE", *fields("de", "one"), "--out", "FOLDER/link"], "link: is a file of --source"),
     (["--source", "parallel:BLANK,FILE", "--out", "FILE"], "FILE: is a file of --source parallel:"),
 ]
 
@@ -243,6 +243,7 @@ def test_a_mistake_is_one_line(t5_run, heard, several, tmp_path, capsys, argumen
     (tmp_path / "empty").touch(), (tmp_path / "blank").write_text(" \n \n")
     files = {"SOURCE": several, "FILE": several.partition(":")[2]}
     kept = Path(files["FILE"]).read_text()
+    (tmp_path / "link").symlink_to(files["FILE"])
     files |= {"EMPTY": f"{tmp_path}/empty", "BLANK": f"{tmp_path}/blank", "FOLDER": str(tmp_path)}
 
     def placed(text):
