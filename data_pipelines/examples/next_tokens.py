@@ -211,8 +211,22 @@ class PairsPlan(NamedTuple):
     number: int
 
 
+class PairLayout(RowLayout):
+    """Base of rows of one document each, of two segments: an input and its target."""
+
+    def examples_of(self, sizes):
+        return sizes["documents"]
+
+    def check(self, corpus):
+        super().check(corpus)
+        check_pairs(corpus)
+
+    def plan(self, part, split: str, seed: int) -> PairsPlan:
+        return plan_pairs(part, split)
+
+
 @dataclass(frozen=True)
-class InputTarget(NextTokens, RowLayout):
+class InputTarget(PairLayout, NextTokens):
     """Documents of two segments, an input and its target, as texts that a decoder goes on with: translation, summaries.
     Radford et al. 2018 (section 3.3) put a delimiter between two texts; a summary learnt so is a text that goes on.
 
@@ -234,16 +248,6 @@ class InputTarget(NextTokens, RowLayout):
     def spec(self) -> dict[str, Feature]:
         spec = super().spec
         return spec | ({"auxiliary_weights": spec["weights"]} if self.auxiliary else {})
-
-    def examples_of(self, sizes):
-        return sizes["documents"]
-
-    def check(self, corpus):
-        super().check(corpus)
-        check_pairs(corpus)
-
-    def plan(self, part, split: str, seed: int) -> PairsPlan:
-        return plan_pairs(part, split)
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         row, real, of_target = chosen.gather(self._read)

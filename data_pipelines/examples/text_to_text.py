@@ -11,7 +11,7 @@ from data_pipelines import noise
 from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import DocumentStream, end_token
 from data_pipelines.examples.layout import Chosen, Feature, Piece, RowLayout
-from data_pipelines.examples.next_tokens import DocumentsPlan, PairsPlan, check_pairs, plan_pairs
+from data_pipelines.examples.next_tokens import DocumentsPlan, PairLayout, PairsPlan
 
 CUT = 0  # the stream of draws of where a text is cut
 
@@ -48,19 +48,9 @@ class TextToText(RowLayout):
 
 
 @dataclass(frozen=True)
-class Pairs(TextToText):
+class Pairs(PairLayout, TextToText):
     """Rows of one document each, of two segments: its control code, or another value's token, where it has one, the
     input and an end token; and the target with one. What does not fit is cut from the ends."""
-
-    def examples_of(self, sizes):
-        return sizes["documents"]
-
-    def check(self, corpus):
-        super().check(corpus)
-        check_pairs(corpus)
-
-    def plan(self, part, split: str, seed: int) -> PairsPlan:
-        return plan_pairs(part, split)
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         tokens, inputs, targets, ends = chosen.gather(self._read)

@@ -3,7 +3,6 @@
 Rows may hold several texts: tokens of the decoder see those of the encoder that have their segment.
 """
 
-import dataclasses
 from typing import Any
 
 import flax.linen as nn
@@ -68,42 +67,37 @@ class CachedDecoderLayer(DecoderLayer):
 
 
 class Side(nn.Module):
-    """One of the two stacks.
+    """One of the two stacks; norms stand before the blocks, and one after the last layer.
 
-    buckets: of the biases by distance; None where there are none.
-    pre_norm: whether norms stand before the blocks, and one after the last layer.
+    buckets: of the biases by distance.
     """
 
     sizes: LayerSizes
     depth: int
     program: Program
-    pre_norm: bool = True
-    buckets: Buckets | None = None
+    buckets: Buckets
 
     def setup(self):
         sizes = self.sizes
-        self.norm = Norm(sizes.norm_epsilon, self.program.compute, sizes.norm) if self.pre_norm else None
-        if self.buckets:
-            init = nn.initializers.normal(sizes.init_std or sizes.width**-0.5)
-            self.distances = parameter(self, "distances", init, (self.buckets.number, sizes.heads))
+        self.norm = Norm(sizes.norm_epsilon, self.program.compute, sizes.norm)
+        init = nn.initializers.normal(sizes.init_std or sizes.width**-0.5)
+        self.distances = parameter(self, "distances", init, (self.buckets.number, sizes.heads))
 
     def mask(self, segments: Array, **how: bool) -> Mask:
         """Of whole rows with segments i32[rows, n].   how: as of `Mask`."""
-        mask, length = Mask(segments, **how), segments.shape[1]
-        if not self.buckets:
-            return mask
-        return dataclasses.replace(mask, distances=row_bias(self.distances, length, length, self.buckets))
+        length = segments.shape[1]
+        return Mask(segments, distances=row_bias(self.distances, length, length, self.buckets), **how)
 
-    def cached_bias(self, queries: int, places: int, filled: Array) -> Array | None:
+    def cached_bias(self, queries: int, places: int, filled: Array) -> Array:
         """What is added to the scores of tokens that follow those of a cache."""
-        return next_bias(self.distances, queries, places, filled, self.buckets) if self.buckets else None
+        return next_bias(self.distances, queries, places, filled, self.buckets)
 
     @nn.compact
     def __call__(self, x: Array, shared: Any, noise: Noise, kind: type = TransformerLayer, states: Any = None):
         """x [rows, n, width] -> (the same, what layers of this kind put out beside it)."""
-        layer = kind(self.sizes, self.program, pre_norm=self.pre_norm, parent=None)
+        layer = kind(self.sizes, self.program, pre_norm=True, parent=None)
         x, put_out = stack(self, [layer], self.depth, x, shared, noise, self.program, states=states)
-        return self.norm(x) if self.norm else x, put_out
+        return self.norm(x), put_out
 
 
 class EncoderDecoder(nn.Module):
@@ -182,10 +176,11 @@ class EncoderDecoder(nn.Module):
 
 def attentions(config: Any, shape: Shape, memory: int) -> list[Attention]:
     """For kernels: the encoder's, the decoder's, and what that sees of the encoder."""
-    sizes, biased = layer_sizes(config), {"biased": True, "by_distance": True} if hasattr(config, "buckets") else {}
+    sizes = layer_sizes(config)
     target = attention_of(sizes, shape.target_length)._replace(whole=True)
-    own = attention_of(sizes, shape.length), target._replace(causal=True)
-    return [*(attention._replace(**biased) for attention in own), target._replace(context=shape.length)]
+    within = attention_of(sizes, shape.length), target._replace(causal=True)
+    biased = [attention._replace(biased=True, by_distance=True) for attention in within]
+    return [*biased, target._replace(context=shape.length)]
 
 
 def seen(config: Any, shape: Shape) -> float:
