@@ -46,14 +46,19 @@ COMMANDS = "recipes", "run", "eval", "plot", "pattern", "export", "generate", "p
 
 def main(arguments: list[str]) -> int:
     """Run a command -> exit status."""
+    prepare_program()
+    run = lambda command, rest: import_module(f"pretrain.commands.{command}").main(rest)
+    return dispatch(arguments, USAGE, COMMANDS, run)
+
+
+def prepare_program() -> None:
+    """Make this process ready for commands that use JAX."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     prepare()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     for name in ("absl", "asyncio"):  # what Orbax and Grain log as errors, they also raise
         logging.getLogger(name).setLevel(logging.CRITICAL)
     sys.unraisablehook = _leave_out_afterthoughts
-    run = lambda command, rest: import_module(f"pretrain.commands.{command}").main(rest)
-    return dispatch(arguments, USAGE, COMMANDS, run)
 
 
 def _leave_out_afterthoughts(unraisable) -> None:

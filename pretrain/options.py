@@ -12,7 +12,7 @@ from models.core.ranges import COUNT, COUNT_OR_NONE, Range
 from pretrain.trackers import TRACKERS
 
 AT_LEAST_1 = "microbatches", "log_every", "eval_examples", "checkpoint_every", "keep", "max_skipped", "processes"
-AT_LEAST_0 = "eval_every", "keep_every", "process"
+AT_LEAST_0 = "eval_every", "keep_every", "patience", "process"
 RANGES = dict.fromkeys(AT_LEAST_1, COUNT) | dict.fromkeys(AT_LEAST_0, COUNT_OR_NONE)
 RANGES["workers"] = Range("at least 0 and at most 256", lambda x: 0 <= x <= 256)  # each is a process with a corpus open
 
@@ -91,6 +91,8 @@ class Options(How, Where):  # of bases the last one's fields come first
     """Checkpoints at multiples of this step stay for good; 0 for none."""
     keep_best: bool = False
     """The checkpoint with the lowest held-out loss stays, too, and that of each task; an evaluation writes it."""
+    patience: int = 0
+    """Stop when so many evaluations have come after the best one; 0 never does."""
     max_skipped: int = 20
     """Stop after so many updates in a row with a loss or gradient that is not finite."""
     track: tuple[str, ...] = ()
@@ -100,8 +102,9 @@ class Options(How, Where):  # of bases the last one's fields come first
 
     def __post_init__(self):
         check_options(self, RANGES)
-        if self.keep_best and not self.eval_every:
-            raise UserError("--keep-best: compares evaluations, and --eval-every 0 makes one alone; give more")
+        for name, given in {"--keep-best": self.keep_best, f"--patience {self.patience}": self.patience}.items():
+            if given and not self.eval_every:
+                raise UserError(f"{name}: compares evaluations, and --eval-every 0 makes one alone; give more")
         for name in self.track:
             if name not in TRACKERS:
                 raise UserError(unknown("--track: there is no", name, TRACKERS))

@@ -142,6 +142,11 @@ def tasks_of(recipe: Recipe, phase: Phase) -> tuple[Task, ...]:
     return phase.tasks or (Task("", phase.objective or recipe.objective),)
 
 
+def group_of(task: str) -> str:
+    """The name of a task up to a colon: tasks of which it is the same have figures together."""
+    return task.partition(":")[0]
+
+
 def every_task(recipe: Recipe) -> list[tuple[int, Phase, Task]]:
     """(number of the phase, the phase, a task of it) for all tasks of all phases."""
     return [(i, phase, task) for i, phase in enumerate(recipe.phases) for task in tasks_of(recipe, phase)]

@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("pretrain", "models", "data_pipelines", "tpu")
+PACKAGES = ("pretrain", "finetune", "models", "data_pipelines", "tpu")
 FILES = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
 FAMILIES = sorted((ROOT / "models" / "families").glob("[a-z]*.py"))
 # What the files of a package never import; a package's __main__.py may import pretrain, in the function that needs it.
 FORBIDDEN = {
-    "models": {"pretrain", "data_pipelines", "tpu"},
-    "data_pipelines": {"pretrain", "models", "tpu", "jax", "jaxlib", "flax", "optax", "orbax"},
-    "tpu": {"pretrain"},
-    "pretrain": set(),
+    "models": {"pretrain", "finetune", "data_pipelines", "tpu"},
+    "data_pipelines": {"pretrain", "finetune", "models", "tpu", "jax", "jaxlib", "flax", "optax", "orbax"},
+    "tpu": {"pretrain", "finetune"},
+    "pretrain": {"finetune"},
+    "finetune": set(),
 }
 NEVER = {"torch", "transformers", "tensorflow", "datasets", "tests", "benchmarks"}
 

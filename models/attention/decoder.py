@@ -46,6 +46,7 @@ class DecoderConfig:
     attention_dropout: float = 0.1  # of attention probabilities
     norm_epsilon: float = 1e-5  # added to the variance in norms
     init_std: float = 0.02  # of the random weights at the start
+    labels: tuple[str, ...] = ()  # what a head for a task tells apart
 
     def __post_init__(self):
         check_ranges(self, {"positions": COUNT}, "model.")

@@ -54,6 +54,7 @@ class EncoderConfig:
     norm_epsilon: float = 1e-12  # added to the variance in norms
     init_std: float = 0.02  # of the random weights at the start
     pattern: Pattern = Pattern()  # which keys a query sees
+    labels: tuple[str, ...] = ()  # what a head for a task tells apart
 
     def __post_init__(self):
         check_ranges(self, TABLES, "model.")

@@ -13,11 +13,13 @@ from models.blocks.norm import Norm
 from models.blocks.products import table_scores
 from models.blocks.tables import dense_parameters, token_head_parameters
 from models.core.family import Head
-from models.core.parameters import parameter
+from models.core.noise import dropout, site
+from models.core.parameters import Noise, parameter
 from models.core.program import Program
 from models.core.sharding import constrain
 
-TOKENS, POOLER, PAIR, CLASSIFIER = "predictions", "pooler", "pair", "classifier"  # names of heads
+TOKENS, POOLER, PAIR = "predictions", "pooler", "pair"  # names of heads
+CLASSIFIER, TAGGER, SPANS, CHOICE = "classifier", "token_classifier", "spans", "choice"  # of those for tasks
 
 
 class WithHeads(nn.Module):
@@ -31,13 +33,17 @@ class WithHeads(nn.Module):
         for head in self.heads:
             setattr(self, head.name, head.module(self.config, self.program))
 
-    def apply_head(self, name: str, hidden: Array) -> Array:
-        """What the head of this name gives for hidden [rows, n, width], or [rows, width] of one position."""
+    def apply_head(self, name: str, hidden: Array, noise: Noise = None) -> Array:
+        """What the head of this name gives for hidden [rows, n, width], or [rows, width] of one position.
+
+        noise: u32[rows, 2], switches the dropout of heads for tasks on.
+        """
         read = {head.name: head.reads for head in self.heads}
         if name not in read:
             raise ValueError(f"there is no head {name!r}: this model has {', '.join(read) or 'none'}")
         hidden = self.apply_head(read[name], hidden) if read[name] else hidden
-        return getattr(self, name)(hidden, self.embeddings.tokens)
+        head = getattr(self, name)
+        return head(hidden, noise) if isinstance(head, TaskHead) else head(hidden, self.embeddings.tokens)
 
     def token_logits(self, hidden: Array) -> Array:
         """hidden [rows, n, width] -> f32[rows * n, padded vocab]."""
@@ -86,6 +92,30 @@ class Pooler(Classifier):
         return jnp.tanh(super().__call__(hidden, table))
 
 
+class TaskHead(nn.Module):
+    """Scores for a task: dropout and a product, or two with an activation between them.
+
+    between: the activation, '' for one product.   biased: whether the scores have a bias.
+    """
+
+    features: int
+    between: str
+    biased: bool
+    dropout: float
+    init_std: float
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, hidden: Array, noise: Noise = None) -> Array:
+        """hidden [..., width] -> f32[..., features]; noise u32[rows, 2] switches dropout on."""
+        hidden = dropout(hidden, self.dropout, site(noise, 0))
+        if self.between:
+            dense = Dense(hidden.shape[-1], self.init_std, self.dtype, name="dense")(hidden)
+            activate = jnp.tanh if self.between == "tanh" else ACTIVATIONS[self.between]
+            hidden = dropout(activate(dense), self.dropout, site(noise, 1))
+        return Dense(self.features, self.init_std, jnp.float32, self.biased, name="scores")(hidden)
+
+
 def token_head(
     hf: str, dense: str = "transform.dense", norm: str = "transform.LayerNorm", activation: str | None = None
 ) -> Head:
@@ -105,10 +135,36 @@ def pooler(hf: str) -> Head:
     return Head(POOLER, lambda c, program: Pooler(c.width, c.init_std, program.compute), tuple(rows))
 
 
-def classifier(name: str, hf: str) -> Head:
-    """A head that tells two classes of rows by what is pooled."""
-    rows = dense_parameters(name, ("width", None), {"model": hf})
-    return Head(name, lambda c, program: Classifier(2, c.init_std, jnp.float32), tuple(rows), reads=POOLER)
+def pair_head(hf: str) -> Head:
+    """What tells of two segments, by what is pooled, whether they belong together."""
+    rows = dense_parameters(PAIR, ("width", None), {"model": hf})
+    return Head(PAIR, lambda c, program: Classifier(2, c.init_std, jnp.float32), tuple(rows), reads=POOLER)
+
+
+def task_head(
+    name: str,
+    hf: str,
+    dense: str = "",
+    between: str | None = "",
+    features: int | None = None,
+    reads: str = "",
+    biased: bool = True,
+    drops: bool = True,
+    part: str = "model",
+) -> Head:
+    """A head for a task, with one score for each of the model's labels unless `features` says how many.
+
+    hf: the name of its last product in Hugging Face.   dense, between: of the one before, if there is one, and the
+    activation between them; None for that of the layers.   drops: whether there is dropout.
+    """
+
+    def module(c: Any, program: Program) -> TaskHead:
+        number, rate = features or len(c.labels) or 2, c.dropout if drops else 0.0
+        return TaskHead(number, c.activation if between is None else between, biased, rate, c.init_std, program.compute)
+
+    rows = dense_parameters(f"{name}/dense", ("width", None), {part: dense}) if dense else []
+    scores = dense_parameters(f"{name}/scores", ("width", None), {part: hf})
+    return Head(name, module, (*rows, *scores[: 1 + biased]), reads)
 
 
 def tied_logits(hidden: Array, table: Array, bias: Array, vocab_size: int) -> Array:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from models.attention.encoder import EncoderConfig, encoder_family
-from models.blocks.heads import PAIR, POOLER, TOKENS, classifier, pooler, token_head
+from models.blocks.heads import PAIR, POOLER, TOKENS, pair_head, pooler, token_head
 from models.blocks.tables import dense_parameters, embedding_parameters, norm_parameters
 from models.core.family import Converter
 from models.core.parameters import LAYERS, Parameter, Slot
@@ -113,7 +113,7 @@ FAMILY = encoder_family(
     heads=(
         token_head("predictions", "dense", "LayerNorm"),
         pooler("albert.pooler"),
-        classifier(PAIR, "sop_classifier.classifier"),
+        pair_head("sop_classifier.classifier"),
     ),
     architectures={"AlbertForMaskedLM": (TOKENS,), "AlbertForPreTraining": (TOKENS, POOLER, PAIR)},
     model_type="albert",

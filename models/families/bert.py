@@ -1,12 +1,24 @@
 """BERT (Devlin et al. 2019, arXiv:1810.04805): a bidirectional Transformer encoder with post-layer norms.
 
-Hugging Face: BertForPreTraining, BertForMaskedLM without the pair head, BertForSequenceClassification.
+Hugging Face: BertForPreTraining, BertForMaskedLM without the pair head, and the classes of heads for tasks.
 """
 
 import dataclasses
 
 from models.attention.encoder import EncoderConfig, encoder_family
-from models.blocks.heads import CLASSIFIER, PAIR, POOLER, TOKENS, classifier, pooler, token_head
+from models.blocks.heads import (
+    CHOICE,
+    CLASSIFIER,
+    PAIR,
+    POOLER,
+    SPANS,
+    TAGGER,
+    TOKENS,
+    pair_head,
+    pooler,
+    task_head,
+    token_head,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +43,11 @@ FAMILY = encoder_family(
     heads=(
         token_head("cls.predictions"),
         pooler("bert.pooler.dense"),
-        classifier(PAIR, "cls.seq_relationship"),
-        classifier(CLASSIFIER, "classifier"),
+        pair_head("cls.seq_relationship"),
+        task_head(CLASSIFIER, "classifier", reads=POOLER),
+        task_head(TAGGER, "classifier"),
+        task_head(SPANS, "qa_outputs", features=2, drops=False),
+        task_head(CHOICE, "classifier", features=1, reads=POOLER),
     ),
     model_type="bert",
     decoder="cls.predictions",
@@ -40,5 +55,8 @@ FAMILY = encoder_family(
         "BertForMaskedLM": (TOKENS,),
         "BertForPreTraining": (TOKENS, POOLER, PAIR),
         "BertForSequenceClassification": (POOLER, CLASSIFIER),
+        "BertForTokenClassification": (TAGGER,),
+        "BertForQuestionAnswering": (SPANS,),
+        "BertForMultipleChoice": (POOLER, CHOICE),
     },
 )

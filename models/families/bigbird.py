@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 from models.attention.encoder import EncoderConfig, encoder_family
 from models.attention.patterns.pattern import DENSE, Pattern
-from models.blocks.heads import PAIR, POOLER, TOKENS, classifier, pooler, token_head
+from models.blocks.heads import PAIR, POOLER, TOKENS, pair_head, pooler, token_head
 from models.core.family import Converter
 
 
@@ -62,7 +62,7 @@ FAMILY = encoder_family(
     heads=(
         token_head("cls.predictions"),
         pooler("bert.pooler"),
-        classifier(PAIR, "cls.seq_relationship"),
+        pair_head("cls.seq_relationship"),
     ),
     # Both classes have the pooler.
     architectures={"BigBirdForMaskedLM": (TOKENS, POOLER), "BigBirdForPreTraining": (TOKENS, POOLER, PAIR)},

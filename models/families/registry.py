@@ -60,7 +60,7 @@ def renamed(source, target) -> Mapping[str, str] | None:
 
 
 # Fields of any config that belong to a training: a model goes on with others.
-SETTINGS = ("dropout", "attention_dropout", "init_std", "memory", "pattern", "block", "window")
+SETTINGS = ("dropout", "attention_dropout", "init_std", "memory", "pattern", "block", "window", "labels")
 
 
 def weight_fields(config, prefix: str = "") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import ClassVar
 
 from models.attention.encoder import EncoderConfig, encoder_family
-from models.blocks.heads import PAIR, POOLER, TOKENS, classifier, pooler, token_head
+from models.blocks.heads import PAIR, POOLER, TOKENS, pair_head, pooler, token_head
 from models.blocks.tables import OFFSET_POSITIONS, PADDING
 from models.core.family import dense_there
 
@@ -41,7 +41,7 @@ FAMILY = encoder_family(
     heads=(
         token_head("lm_head", "dense", "layer_norm", activation="gelu"),  # whatever the layers'
         pooler("roberta.pooler.dense"),
-        classifier(PAIR, "pair"),
+        pair_head("pair"),
     ),
     architectures={"RobertaForMaskedLM": (TOKENS,), "RobertaForPreTraining": (TOKENS, POOLER, PAIR)},
     model_type="roberta",

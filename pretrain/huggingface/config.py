@@ -37,6 +37,8 @@ def config_from(source: str | Path) -> Any:
                 )
     default = leaves(plain(family.config, family.config()))
     fields = {path: value for path, value in default if value is not None}
+    if "labels" not in fields:  # a family without heads for tasks
+        values.pop("labels", None)
     for path, value in values.items():
         fields[path.replace(".", "/")] = list(value) if isinstance(value, tuple) else value  # as JSON has it
     try:
@@ -148,7 +150,17 @@ def _values(folder: Path, model: HuggingFace) -> dict[str, Any]:
             )
     if missing:
         raise UserError(f"{folder}: config.json lacks {', '.join(dict.fromkeys(missing))}; add what the model has")
-    return values
+    return values | _labels(folder, fields)
+
+
+def _labels(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The field of labels, where config.json has some."""
+    named = fields.get("id2label") or {}
+    try:
+        labels = [str(named[name]) for name in sorted(named, key=int)]
+    except (TypeError, ValueError):
+        raise UserError(f"{folder}: config.json has id2label={named!r}; number its labels from 0 on") from None
+    return {"labels": tuple(labels)} if labels else {}
 
 
 def check_fit(setting: str, config, made: Made) -> None:

@@ -119,9 +119,17 @@ def config_fields(
         "architectures": [name for name in [architecture(config, part, names)] if name],
         **model.constants,
         **fields_of(config, part),
+        **_labels(config),
         **ids,
         "dtype": dtype,
     }
+
+
+def _labels(config) -> dict:
+    """How config.json names what a head for a task tells apart."""
+    labels = getattr(config, "labels", ())
+    named = {"id2label": dict(enumerate(labels)), "label2id": {label: index for index, label in enumerate(labels)}}
+    return named if labels else {}
 
 
 def _json(fields: dict) -> str:

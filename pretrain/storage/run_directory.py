@@ -113,9 +113,16 @@ class RunDirectory:
         if text is None and gone:
             raise UserError(f"the corpus of {self.path} is no longer at {gone[0]}: pass --corpus")
         opened = corpora.open_corpora(run["corpus"] if text is None else text, states)
+        self.check_corpora(opened)
+        return {name: opened[name] for name in states}  # in the order that numbers them
+
+    def check_corpora(self, opened: Mapping[str, Corpus]) -> None:
+        """UserError unless these are the run's, as they were when it began."""
+        states = corpora.named(self.read_run()["fingerprint"])
         if opened.keys() != states.keys():
             names = ", ".join(states) if all(states) else "one without a name"
-            raise UserError(f"--corpus {text}: {self.path} was started with other corpora ({names}); give these names")
+            given = corpora.written({name: corpus.source for name, corpus in opened.items()})
+            raise UserError(f"--corpus {given}: {self.path} was started with other corpora ({names}); give these names")
         for name, corpus in opened.items():
             if corpus.fingerprint != states[name]:
                 raise UserError(
@@ -123,7 +130,6 @@ class RunDirectory:
                     f"the run's {states[name][:12]}; pass --corpus with the one it was trained on, "
                     "or start in another --workdir"
                 )
-        return {name: opened[name] for name in states}  # in the order that numbers them
 
 
 def states(path: Path) -> dict[str, str]:
@@ -189,7 +195,7 @@ def _start(
         _check_steps(directory, recipe)
         if not in_cloud(path) and is_file(directory.metrics) and not directory.checkpoints.is_dir():
             raise UserError(f"--workdir {path}: its checkpoints/ was removed; restore it, or use another --workdir")
-        directory.open_corpora(sources)
+        directory.check_corpora(of)
         about = directory.read_run()
         old_init = about["init_from"]
         if init_from is not None and init_from != old_init:

@@ -4,7 +4,7 @@ import datetime
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -15,12 +15,12 @@ from data_pipelines.cloud import in_cloud, remove_folder, upload
 from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
 from data_pipelines.mixture import Mixture, Tasks
-from pretrain.recipe import boundaries, phase_at
-from pretrain.storage.best import best, losses
+from models.core.parameters import Params
+from pretrain.recipe import boundaries, group_of, phase_at
+from pretrain.storage.best import best, is_enough, losses
 from pretrain.storage.checkpoints import TrainState
 from pretrain.training.assembly import same_training
 from pretrain.training.data import phase_batches
-from pretrain.training.evaluate import Evaluators
 from pretrain.training.evaluate import figures as figures_of
 from pretrain.training.placement import (
     CHECKPOINT,
@@ -42,6 +42,7 @@ from tpu.chips import peak_flops
 from tpu.cluster import from_first
 
 STOPPED_SECONDS = 5  # of what a machine that is taken away has left, for what was read and is not checked yet
+Evaluator = Callable[[Params, Params, int], dict[str, float]]  # as `evaluate.Evaluators`
 PROFILED = range(5, 15)  # steps after the start, when compilation and warm-up are over
 
 
@@ -58,7 +59,7 @@ def train(run: Run, state: TrainState, entered: int) -> tuple[TrainState, int]:
         _evaluate(run, state, entered, _evaluator(run, entered))  # which a kill has cut off
     evaluator = None
     batches = phase_batches(recipe, run.corpora, step, run.directory.examples, run.journal.say)
-    while (step := int(state.step)) < recipe.steps:
+    while (step := int(state.step)) < recipe.steps and not _enough(run):
         phase = phase_at(recipe, step)
         run.journal.say(f"phase {phase + 1} of {len(ends)}: {recipe.phases[phase]}, steps {step} to {ends[phase]}")
         evaluator = _evaluator(run, phase)
@@ -70,6 +71,8 @@ def train(run: Run, state: TrainState, entered: int) -> tuple[TrainState, int]:
             run.checkpoints.wait()
             run.journal.say(f"{run.stop.signal}: saved step {int(state.step)}; the same command goes on from there")
             return state, EXIT_STOPPED
+    if step < recipe.steps:
+        run.journal.say(f"--patience {run.options.patience}: ended, the best evaluation is so many before")
     _save(run, state, entered)
     if step not in run.evaluations:
         _evaluate(run, state, entered, evaluator or _evaluator(run, entered))
@@ -88,7 +91,7 @@ def _enter(run: Run, state: TrainState, before: int, phase: int) -> TrainState:
 
 
 def _train_phase(
-    run: Run, state: TrainState, phase: int, end: int, batches: Tasks, evaluator: Evaluators
+    run: Run, state: TrainState, phase: int, end: int, batches: Tasks, evaluator: Evaluator
 ) -> tuple[TrainState, bool]:
     """Steps up to `end`, or to a stop request, at which the state is saved -> (state, whether it was one)."""
     options, stages = run.options, of_phase(run.stages, phase)
@@ -120,6 +123,8 @@ def _train_phase(
             if options.eval_every and done % options.eval_every == 0 and done < run.recipe.steps:
                 with meter.paused():
                     _evaluate(run, state, phase, evaluator)
+                if _enough(run):
+                    break
     return state, False
 
 
@@ -136,8 +141,12 @@ def _compiled(run: Run, step: int) -> Run:
     return run._replace(stages=compile_phases(run.stages, wanted, run.journal.say))
 
 
-def _evaluator(run: Run, phase: int) -> Evaluators:
-    return Evaluators(of_phase(run.stages, phase), run.corpora, run.options.eval_examples)
+def _enough(run: Run) -> bool:
+    return is_enough(run.recipe, run.evaluations, run.options.patience)
+
+
+def _evaluator(run: Run, phase: int) -> Evaluator:
+    return run.evaluators(of_phase(run.stages, phase), run.corpora, run.options.eval_examples)
 
 
 def _save(run: Run, state: TrainState, phase: int, stopped: bool = False) -> None:
@@ -149,7 +158,7 @@ def _save(run: Run, state: TrainState, phase: int, stopped: bool = False) -> Non
         run.checkpoints.save(state, phase)
 
 
-def _evaluate(run: Run, state: TrainState, phase: int, evaluator: Evaluators) -> None:
+def _evaluate(run: Run, state: TrainState, phase: int, evaluator: Evaluator) -> None:
     run.journal.doing("evaluating")
     step = int(state.step)
     with no_memory(phase, EVALUATE):
@@ -222,10 +231,11 @@ class Meter:
 
     def _means(self, tasks: Sequence[str], metrics: Sequence[Metrics]) -> dict[str, float]:
         figures = {"loss": _mean(one.loss for one in metrics)}
-        for task in dict.fromkeys(tasks):
-            of_task = [one for name, one in zip(tasks, metrics, strict=True) if name == task]
+        for task in dict.fromkeys(group_of(name) for name in self.stages if name in tasks):
+            of_task = [one for name, one in zip(tasks, metrics, strict=True) if group_of(name) == task]
             counts = jax.tree.map(lambda *parts: np.sum(parts, axis=0), *[one.counts for one in of_task])
-            found = figures_of(self.stages[task].task.objective, [one.sums for one in of_task], counts)
+            objective = next(stage.task.objective for name, stage in self.stages.items() if group_of(name) == task)
+            found = figures_of(objective, [one.sums for one in of_task], counts)
             if task:
                 found = {"loss": _mean(one.loss for one in of_task)} | found
             figures |= {f"{task}/{name}" if task else name: value for name, value in found.items()}

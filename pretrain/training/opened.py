@@ -159,7 +159,7 @@ class Opened(NamedTuple):
 
     def warn_beyond_trained(self, length: int) -> None:
         """Say so where a text of this length, or an export, has positions that no row of the run had."""
-        if self.run is None:
+        if self.run is None or RunDirectory(self.source).read_run()["init_from"]:  # whose rows may have been longer
             return
         longest = max(phase.length for phase in self.recipe.phases[: self.run.phase + 1])
         if longest < length <= getattr(self.recipe.model, "positions", 0):

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import os
+from collections.abc import Callable, Mapping
 
 import jax
 
@@ -21,6 +22,7 @@ from pretrain.storage.run_directory import flat
 from pretrain.training.assembly import parameter_shapes, split_frozen
 from pretrain.training.attention_choice import form_of_pattern, why_plain
 from pretrain.training.data import check_data, said_of_data
+from pretrain.training.evaluate import Evaluators
 from pretrain.training.loop import train
 from pretrain.training.placement import Placed, place, trace
 from pretrain.training.signals import StopRequest
@@ -41,20 +43,34 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
     with Warnings() as warnings:
         run_directory.check_writable(options.workdir)
         corpora = opened(options)
-        checked = _checked(recipe, corpora, options)
-        _check_memory(checked)
-        placed = place(checked, options, jax.devices(), device_memory())
-        begun = begun_from(placed, next(iter(corpora.values())), options)
-        doing("tracing the programs")
-        trace(placed.stages)
-        with start(placed, corpora, options, begun, warnings, stop or StopRequest()) as (whole, first):
-            for line in _said(placed, whole, first):
-                whole.journal.say(line)
-            with sound(corpora.values()):
-                state, status = train(whole, first.state, first.phase)
-            if status == 0:
-                whole.journal.say(f"done: {int(state.step)} steps in {whole.directory.path}")
-            return status
+        for corpus in corpora.values():
+            _check_splits(corpus)
+        return run_on(corpora, recipe, options, warnings, stop)
+
+
+def run_on(
+    corpora: Mapping[str, Corpus],
+    recipe: Recipe,
+    options: Options,
+    warnings: Warnings,
+    stop: StopRequest | None = None,
+    evaluators: Callable = Evaluators,
+) -> int:
+    """The same of what is opened.   evaluators: what evaluates the tasks of a phase, made as `Evaluators` is."""
+    checked = _checked(recipe, corpora, options)
+    _check_memory(checked)
+    placed = place(checked, options, jax.devices(), device_memory())
+    begun = begun_from(placed, next(iter(corpora.values())), options)
+    doing("tracing the programs")
+    trace(placed.stages)
+    with start(placed, corpora, options, begun, warnings, stop or StopRequest(), evaluators) as (whole, first):
+        for line in _said(placed, whole, first):
+            whole.journal.say(line)
+        with sound(corpora.values()):
+            state, status = train(whole, first.state, first.phase)
+        if status == 0:
+            whole.journal.say(f"done: {int(state.step)} steps in {whole.directory.path}")
+        return status
 
 
 def opened(options: Options) -> dict[str, Corpus]:
@@ -69,12 +85,14 @@ def opened(options: Options) -> dict[str, Corpus]:
     return {name: found[name] for name in states} if states.keys() == found.keys() else found
 
 
-def _checked(recipe: Recipe, corpora: dict[str, Corpus], options: Options) -> Recipe:
+def _check_splits(corpus: Corpus) -> None:
+    for split, cure in (("train", "with more text"), ("heldout", "with --heldout above 0, of several documents")):
+        if not corpus.size(split)["documents"]:
+            raise UserError(f"--corpus {corpus.path}: its {split} split has no documents; prepare it {cure}")
+
+
+def _checked(recipe: Recipe, corpora: Mapping[str, Corpus], options: Options) -> Recipe:
     """The recipe that all processes train, with the corpora's vocabulary, which they have in common."""
-    for corpus in corpora.values():
-        for split, cure in (("train", "with more text"), ("heldout", "with --heldout above 0, of several documents")):
-            if not corpus.size(split)["documents"]:
-                raise UserError(f"--corpus {corpus.path}: its {split} split has no documents; prepare it {cure}")
     resolved = resolve(recipe, next(iter(corpora.values())))
     check_data(resolved, corpora)
     of_run = {name: value for name, value in dataclasses.asdict(options).items() if name not in OF_A_HOST}

@@ -46,7 +46,8 @@ class Begun(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What stays the same while a run lasts.   evaluations: step -> `losses`, of all so far."""
+    """What stays the same while a run lasts.   evaluations: step -> `losses`, of all so far.   evaluators: as of
+    `run_on`."""
 
     recipe: Recipe
     corpora: Mapping[str, Corpus]
@@ -59,6 +60,7 @@ class Run(NamedTuple):
     stages: list[Stage]
     evaluations: dict[int, dict[str, float]]
     stop: StopRequest
+    evaluators: Callable
 
 
 class First(NamedTuple):
@@ -75,7 +77,13 @@ class First(NamedTuple):
 
 @contextmanager
 def start(
-    placed: Placed, corpora: Mapping[str, Corpus], options: Options, begun: Begun, warnings: Warnings, stop: StopRequest
+    placed: Placed,
+    corpora: Mapping[str, Corpus],
+    options: Options,
+    begun: Begun,
+    warnings: Warnings,
+    stop: StopRequest,
+    evaluators: Callable,
 ) -> Iterator[tuple[Run, First]]:
     """In the work directory, which no other run of this machine uses in the context."""
     directory, recipe = RunDirectory(options.workdir), placed.assembly.recipe
@@ -92,7 +100,7 @@ def start(
             with closing(journal), warnings.going_to(journal):
                 evaluations.update(from_first("evaluations", lambda: _measured(recipe, directory)))
                 of = (recipe, corpora, options, directory, checkpoints, journal, placed.mesh, frozen, placed.stages)
-                yield Run(*of, evaluations, stop), First(state, phase, before, origin, renewed)
+                yield Run(*of, evaluations, stop, evaluators), First(state, phase, before, origin, renewed)
 
 
 def _measured(recipe: Recipe, directory: RunDirectory) -> list[tuple[int, dict[str, float]]]:

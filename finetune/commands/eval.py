@@ -1,0 +1,76 @@
+"""`python -m finetune eval`: what a finetuned model answers to a file, and how good that is."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tyro.conf import Positional
+
+from data_pipelines.command_line import Place, parse
+from data_pipelines.errors import UserError
+from finetune.evaluators import Development, figures_of
+from finetune.predict import Predictor
+from finetune.registry import TASKS
+from finetune.task import FinetuningTask
+from pretrain.commands.common import check_file, writing
+from pretrain.storage.best import LOSS, SCORE
+from pretrain.storage.run_directory import write_whole
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Answers of a finetuned model to the examples of a file, and figures where it says what is right."""
+
+    run: Positional[Place]
+    """Work directory of the run."""
+    test: Path
+    """File of examples, as those that the run was trained on; it may lack what is asked."""
+    predictions: Path | None = None
+    """File to write with the answers, a JSON object a line, in the order of the examples."""
+    step: int | None = None
+    """Which checkpoint; by default the best by --dev."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse(Evaluation, arguments, "python -m finetune eval")
+    if options.predictions is not None:
+        if options.predictions.resolve() == options.test.resolve():
+            raise UserError(f"--predictions {options.predictions}: is --test, which it would replace; give another")
+        check_file(options.predictions)
+    figures, answers = evaluate(options)
+    if options.predictions is not None:
+        lines = [json.dumps(answer, ensure_ascii=False) for answer in answers]
+        with writing(options.predictions):
+            write_whole(options.predictions, "".join(f"{line}\n" for line in lines))
+    for name, value in figures.items():
+        if name != SCORE:
+            print(f"{name:>16}  {value:.4f}")
+    return 0
+
+
+def evaluate(options: Evaluation) -> tuple[dict[str, float], list[dict]]:
+    """(figures, none where the file does not say what is right; the answers)."""
+    from pretrain.training.opened import open_model
+
+    opened = open_model(options.run, options.step, best_of=LOSS if options.step is None else None)
+    task = opened.objective
+    if not isinstance(task, FinetuningTask):
+        raise UserError(
+            f"{options.run}: was not finetuned on a task ({', '.join(TASKS)}); use `python -m pretrain eval`"
+        )
+    examples, labels = task.read(options.test, is_labelled=False), opened.config.labels
+    length = max(phase.length for phase in opened.recipe.phases)
+    of = Development(examples, task.encode(examples, opened.tokenizer, labels, length), labels)
+    predictor = Predictor(task, opened.run.assembly, opened.mesh, length)
+    lacking = [example.where for example in examples if example.label is None]
+    if lacking and (len(lacking) < len(examples) or options.predictions is None):
+        cure = "give --predictions, to have the answers written" if len(lacking) == len(examples) else "give it one"
+        raise UserError(f"{lacking[0]}: does not say what is right; {cure}")
+    console = Console(stderr=True)
+    columns = TextColumn("answering"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        shown = bar.add_task("", total=len(of.rows))
+        return figures_of(task, predictor, opened.params, {}, of, lambda done: bar.advance(shown, done))

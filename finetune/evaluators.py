@@ -1,0 +1,63 @@
+"""Held-out figures of a run: the answers to all rows of --dev beside what is right."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from finetune.predict import Predictor
+from finetune.rows import Rows
+from finetune.task import Examples, FinetuningTask
+from models.core.parameters import Params
+from pretrain.recipe import group_of
+from pretrain.training.placement import Stage
+
+
+class Development(NamedTuple):
+    """What a task is evaluated on.   examples, rows: of --dev."""
+
+    examples: Examples
+    rows: Rows
+    labels: Sequence[str]
+
+
+class DevelopmentSets:
+    """Those of a phase's tasks, by name; made as `run_on` makes evaluators.
+
+    A phase's stages are of buckets, which are of one task where their names are the same before a colon.
+    """
+
+    def __init__(self, sets: Mapping[str, Development], stages: Mapping[str, Stage]):
+        self.sets, self.of = sets, {}
+        for name, stage in stages.items():
+            task = stage.task.objective
+            self.of[group_of(name)] = task, Predictor(task, stage.assembly, stage.mesh, stage.phase.length)
+
+    def __call__(self, params: Params, frozen: Params, trained: int) -> dict[str, float]:
+        """Figures of each task, and where there are several, the means of their losses and scores."""
+        found: dict[str, dict[str, float]] = {}
+        for name, (task, predictor) in self.of.items():
+            found[name] = figures_of(task, predictor, params, frozen, self.sets[name])[0]
+        if [*found] == [""]:
+            return found[""]
+        means = {figure: sum(of[figure] for of in found.values()) / len(found) for figure in ("loss", "score")}
+        return means | {f"{name}/{figure}": value for name, of in found.items() for figure, value in of.items()}
+
+
+def figures_of(
+    task: FinetuningTask,
+    predictor: Predictor,
+    params: Params,
+    frozen: Params,
+    of: Development,
+    tell: Callable[[int], Any] = lambda done: None,
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """(the loss and how good the answers are, nothing where the examples do not say what is right; the answers).
+
+    tell: is told how many further rows are done.
+    """
+    said = predictor(params, frozen, of.rows, tell)
+    answers = task.answers(of.examples, of.rows, said.outputs, of.labels)
+    if any(example.label is None for example in of.examples):
+        return {}, answers
+    factors, (terms, weights) = task.coefficients(0), said.sums
+    loss = sum(factors[name] * float(term.sum) / max(float(weights[name]), 1e-30) for name, term in terms.items())
+    return {"loss": loss} | task.figures(of.examples, answers, of.labels), answers

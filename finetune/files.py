@@ -1,0 +1,107 @@
+"""Files of a task as records with the line that each is on. What is malformed is one error that names it."""
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from data_pipelines.errors import UserError
+
+FORMS = {".tsv": "tab", ".csv": "comma", ".jsonl": "json", ".json": "json", ".ndjson": "json", ".parquet": "parquet"}
+
+
+class Record(NamedTuple):
+    """where: the file and line, as an error begins."""
+
+    where: str
+    fields: dict[str, Any]
+
+
+def records(file: Path, columns: Sequence[str]) -> list[Record]:
+    """Of .tsv and .csv files with a line of names, .jsonl and .parquet files.
+
+    .tsv files have no quotes, as those of GLUE; .csv files have quotes.   UserError where one lacks a column or cannot
+    be read.
+    """
+    form = FORMS.get(file.suffix)
+    if form is None:
+        raise UserError(f"{file}: is no file of records; give one that ends in {', '.join(FORMS)}")
+    read = {"tab": _tab, "comma": _comma, "json": _json, "parquet": _parquet}[form]
+    found = []
+    for number, fields in with_errors(file, read(file)):
+        where = f"{file}, line {number}"
+        if lacking := [name for name in columns if fields.get(name) is None]:
+            there = ", ".join(map(str, fields)) or "no column"
+            raise UserError(f"{where}: has no {' and no '.join(lacking)}; it has {there}")
+        found.append(Record(where, fields))
+    if not found:
+        raise UserError(f"{file}: has no record; give another file")
+    return found
+
+
+def with_errors(file: Path, read: Iterator) -> Iterator:
+    """What is read of a file; UserError where it cannot be."""
+    try:
+        yield from read
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror or error}); give another file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: is no UTF-8 at byte {error.start}; write it so") from None
+
+
+def text_lines(file: Path) -> Iterator[str]:
+    """The lines of a text, which end with line feeds, carriage returns or both, alone."""
+    with file.open(encoding="utf-8-sig", newline=None) as lines:
+        for line in lines:
+            yield line.removesuffix("\n")
+
+
+def _tab(file: Path) -> Iterator[tuple[int, dict]]:
+    names: list[str] = []
+    for number, line in enumerate(text_lines(file), 1):
+        values = line.split("\t")
+        if not names:
+            names = values
+        elif line:
+            if len(values) != len(names):
+                raise UserError(f"{file}, line {number}: has {len(values)} columns, the first line {len(names)}")
+            yield number, dict(zip(names, values, strict=True))
+
+
+def _comma(file: Path) -> Iterator[tuple[int, dict]]:
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        reader = csv.reader(lines, strict=True)
+        try:
+            names = next(reader, [])
+            for values in reader:
+                if len(values) not in (0, len(names)):
+                    where = f"{file}, line {reader.line_num}"
+                    raise UserError(f"{where}: has {len(values)} columns, the first line {len(names)}")
+                if values:
+                    yield reader.line_num, dict(zip(names, values, strict=True))
+        except csv.Error as error:
+            raise UserError(f"{file}, line {reader.line_num}: {error}; close its quotes") from None
+
+
+def _json(file: Path) -> Iterator[tuple[int, dict]]:
+    for number, line in enumerate(text_lines(file), 1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{file}, line {number}: is not JSON ({error}); give an object a line") from None
+        if not isinstance(fields, dict):
+            raise UserError(f"{file}, line {number}: is no JSON object; give one a line")
+        yield number, fields
+
+
+def _parquet(file: Path) -> Iterator[tuple[int, dict]]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        yield from enumerate(parquet.read_table(file).to_pylist(), 1)
+    except pyarrow.ArrowInvalid as error:
+        raise UserError(f"{file}: cannot be read ({error}); give another file") from None

@@ -1,0 +1,43 @@
+"""How good answers are, by the libraries of the field. Shares are between 0 and 1."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from pretrain.storage.best import SCORE
+
+OF_CLASSES = "accuracy", "f1", "matthews"
+OF_NUMBERS = "pearson", "spearman", "error"
+
+
+def with_score(figures: Mapping[str, float], metric: str = "") -> dict[str, float]:
+    """The figures with one of them, by default the first, as what models are compared by."""
+    name = metric or next(iter(figures))
+    return {SCORE: -figures[name] if name == "error" else figures[name], **figures}
+
+
+def of_classes(right: Sequence[str], given: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
+    """scikit-learn's accuracy, F1 (of two classes that of the second, as of GLUE; else the mean of all classes') and
+    Matthews' correlation."""
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+    how = {"average": "binary", "pos_label": labels[-1]} if len(labels) == 2 else {"average": "macro"}
+    return {
+        "accuracy": float(accuracy_score(right, given)),
+        "f1": float(f1_score(right, given, zero_division=0.0, **how)),
+        "matthews": float(matthews_corrcoef(right, given)),
+    }
+
+
+def of_numbers(right: Sequence[float], given: Sequence[float]) -> dict[str, float]:
+    """scipy's correlations of Pearson and Spearman, 0 where all numbers are the same, and the mean square error."""
+    from scipy.stats import pearsonr, spearmanr
+
+    def correlation(of: Callable) -> float:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return float(np.nan_to_num(of(right, given).statistic)) if len(right) > 1 else 0.0
+
+    error = float(np.mean(np.square(np.subtract(right, given))))
+    return {"pearson": correlation(pearsonr), "spearman": correlation(spearmanr), "error": error}

@@ -1,0 +1,76 @@
+"""What a finetuned model says of rows: each row once, among those of about its length."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from finetune.rows import Rows, TaskRows, buckets
+from finetune.task import FinetuningTask
+from models.core.parameters import Params
+from pretrain.objectives.objective import Sums
+from pretrain.training.assembly import Assembly, merge
+from pretrain.training.placement import EVALUATED_TOKENS, jit_on
+from tpu.batches import host_rows, place_rows
+from tpu.mesh import mesh_shape
+from tpu.rules import replicated
+from tpu.xla import small_product_options
+
+
+class Said(NamedTuple):
+    """outputs: name -> of each row an array, as `FinetuningTask.scores` names them; by token up to its bucket's length.
+    sums: of all rows."""
+
+    outputs: dict[str, list[np.ndarray]]
+    sums: Sums
+
+
+class Predictor:
+    """A task's model on a mesh, compiled once for each length of rows.   length: the longest."""
+
+    def __init__(self, task: FinetuningTask, assembly: Assembly, mesh: Mesh, length: int):
+        self.task, self.mesh, self.length = task, mesh, length
+
+        def say(params: Params, frozen: Params, batch):
+            outputs = task.scores(assembly.model, merge(params, frozen), batch)
+            return outputs, Sums(task.terms(outputs, batch), task.weights(batch))
+
+        options = small_product_options(mesh, looped=assembly.model.program.depth == "scan")
+        self.say = jit_on(mesh, assembly, say, options, out_shardings=replicated(mesh))
+
+    def __call__(
+        self, params: Params, frozen: Params, rows: Rows, tell: Callable[[int], Any] = lambda done: None
+    ) -> Said:
+        """tell: is told how many rows are done."""
+        lengths, parts, above = rows.lengths, [], 0
+        for length in buckets(np.minimum(lengths, self.length)):
+            which = np.flatnonzero((lengths > above) & (lengths <= length))
+            layout = TaskRows(length, above, tuple(self.task.columns.items()), tuple(self.task.of_tokens.items()))
+            size, above = self._rows_together(len(which), length), length
+            for first in range(0, len(which), size):
+                part = which[first : first + size]
+                parts.append((part, self.say(params, frozen, self._placed(layout, rows, part, size))))
+                tell(len(part))
+        outputs, sums = {}, []
+        for part, (of_part, sums_of_part) in jax.device_get(parts):
+            sums.append(sums_of_part)
+            for name, array in of_part.items():
+                whole = outputs.setdefault(name, [None] * len(rows))
+                for row, of_row in zip(part, array, strict=False):  # behind them are those that fill up
+                    whole[row] = of_row
+        return Said(outputs, jax.tree.map(lambda *of: np.sum(of, axis=0), *sums))
+
+    def _rows_together(self, number: int, length: int) -> int:
+        """So that few rows of the last batch only fill it up."""
+        parts = mesh_shape(self.mesh).batch_parts
+        most = parts * max(1, EVALUATED_TOKENS // length)
+        equal = -(-number // -(-number // most))
+        return -(-equal // parts) * parts
+
+    def _placed(self, layout: TaskRows, rows: Rows, part: np.ndarray, size: int) -> Mapping[str, jax.Array]:
+        batch, spec = layout.padded(rows, part), layout.spec
+        whole = {name: np.concatenate([array, spec[name].blank(size - len(part))]) for name, array in batch.items()}
+        mine = host_rows(self.mesh, size)
+        return place_rows({name: array[mine] for name, array in whole.items()}, mine, size, self.mesh)

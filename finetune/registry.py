@@ -1,0 +1,8 @@
+"""The tasks by their names, of `finetune run` and of recipe.json."""
+
+from finetune.task import FinetuningTask
+from finetune.tasks.classify import Classify
+from pretrain.recipe import OBJECTIVES
+
+TASKS: dict[str, type[FinetuningTask]] = {"classify": Classify}
+OBJECTIVES.update(TASKS)  # so that a run's recipe can be read wherever this is imported

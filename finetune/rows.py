@@ -1,0 +1,152 @@
+"""Rows of a task, whole in memory: what a run of finetuning reads in place of a corpus."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+
+from data_pipelines.corpus import Checks
+from data_pipelines.examples.layout import Chosen, Feature, RowLayout
+from data_pipelines.tokenizers import stored
+
+MULTIPLE = 8  # of which the lengths of rows are
+SHAPES = 4  # lengths of rows that programs are compiled for
+
+
+class Rows(NamedTuple):
+    """Ragged rows, the tokens of all one after the other.
+
+    tokens, types: i32[total].   starts: i64[n + 1].   columns: name -> [n, ...].   of_tokens: name -> [total, ...].
+    """
+
+    tokens: np.ndarray
+    types: np.ndarray
+    starts: np.ndarray
+    columns: Mapping[str, np.ndarray]
+    of_tokens: Mapping[str, np.ndarray]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """i64[n], in tokens."""
+        return np.diff(self.starts)
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+
+def joined(
+    tokens: Sequence[Sequence[int]],
+    types: Sequence[Sequence[int]],
+    columns: Mapping[str, np.ndarray],
+    of_tokens: Mapping[str, Sequence[np.ndarray]] | None = None,
+) -> Rows:
+    """Rows of lists."""
+    flat = lambda lists: np.concatenate([np.asarray(one, np.int32) for one in lists] or [np.zeros(0, np.int32)])
+    starts = np.cumsum([0, *map(len, tokens)])
+    return Rows(flat(tokens), flat(types), starts, columns, {k: flat(v) for k, v in (of_tokens or {}).items()})
+
+
+class RowsOfBucket(NamedTuple):
+    """rows: i64[number], which rows of a split are of a bucket."""
+
+    all: Rows
+    rows: np.ndarray
+
+    @property
+    def number(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True)
+class TaskRows(RowLayout):
+    """Rows that are longer than `above` and no longer than `length`, padded to that.
+
+    A batch has tokens, types and segments i32[length], segments 1 at tokens and 0 at padding, and the columns.
+
+    columns, of_tokens: (name, what a batch has of it of a row, of a token) each.
+    """
+
+    above: int
+    columns: tuple[tuple[str, Feature], ...]
+    of_tokens: tuple[tuple[str, Feature], ...] = ()
+
+    @property
+    def spec(self):
+        of_row = Feature((self.length,))
+        per_token = {name: one._replace(shape=(self.length, *one.shape)) for name, one in self.of_tokens}
+        return dict.fromkeys(("tokens", "types", "segments"), of_row) | dict(self.columns) | per_token
+
+    def examples_of(self, sizes):
+        return sizes["documents"]
+
+    def plan(self, part, split, seed):
+        rows = part.rows[split]
+        return RowsOfBucket(rows, np.flatnonzero((rows.lengths > self.above) & (rows.lengths <= self.length)))
+
+    def build(self, chosen: Chosen, keys):
+        (plan,) = chosen.plans
+        return self.padded(plan.all, plan.rows[chosen.example])
+
+    def padded(self, rows: Rows, which: np.ndarray) -> dict[str, np.ndarray]:
+        """Some rows, i64[n], as arrays of a batch [n, ...]."""
+        begin, place = rows.starts[which][:, None], np.arange(self.length)
+        is_token = place < rows.lengths[which][:, None]
+        at = np.where(is_token, begin + place, 0)
+
+        def per_token(values, fill):
+            return np.where(is_token.reshape(*is_token.shape, *(1,) * (values.ndim - 1)), values[at], fill)
+
+        batch = {"tokens": rows.tokens[at] * is_token, "types": rows.types[at] * is_token, "segments": is_token}
+        batch = {name: array.astype(np.int32) for name, array in batch.items()}
+        batch |= {name: rows.columns[name][which].astype(one.dtype) for name, one in self.columns}
+        return batch | {
+            name: per_token(rows.of_tokens[name], one.fill).astype(one.dtype) for name, one in self.of_tokens
+        }
+
+
+def buckets(lengths: np.ndarray, most: int = SHAPES) -> list[int]:
+    """At most so many lengths, ascending, multiples of MULTIPLE, to which rows of these lengths are padded with the
+    fewest tokens."""
+    rounded, counts = np.unique(-(-lengths // MULTIPLE) * MULTIPLE, return_counts=True)
+    before = np.cumsum([0, *counts])  # rows that are shorter than each
+    cost, ends = [np.concatenate([[0.0], np.full(len(rounded), np.inf)])], []
+    for _ in range(min(most, len(rounded))):
+        # [end, begin]: the rows between are padded to the longest of them
+        padded = (before[1:, None] - before[None, :-1]) * rounded[:, None] + cost[-1][None, :-1]
+        padded = np.where(np.tri(len(rounded), dtype=bool), padded, np.inf)
+        ends.append(padded.argmin(1))
+        cost.append(np.concatenate([[np.inf], padded.min(1)]))
+    best = min(range(1, len(cost)), key=lambda used: cost[used][-1])
+    found, end = [], len(rounded)
+    for used in range(best, 0, -1):
+        found.append(int(rounded[end - 1]))
+        end = int(ends[used - 1][end - 1])
+    return found[::-1]
+
+
+class TaskData:
+    """The rows of a task's files, for what trains on a `Corpus`, of whose attributes it has those that are read.
+
+    rows: 'train' and 'heldout' -> Rows.   source: what they are of.   vocab_size: of the model.
+    """
+
+    def __init__(self, rows: Mapping[str, Rows], source: str, tokenizer_path: Path, vocab_size: int):
+        self.rows, self.tokenizer_path, self.vocab_size = dict(rows), tokenizer_path, vocab_size
+        self.special = stored.load(tokenizer_path).special
+        self.path = self.source = source
+        hashed = hashlib.sha256()
+        for of_split in self.rows.values():
+            for array in (*of_split[:3], *of_split.columns.values(), *of_split.of_tokens.values()):
+                hashed.update(np.ascontiguousarray(array).view(np.uint8))
+        self.fingerprint = hashed.hexdigest()
+        self.manifest, self.checks = {"fingerprint": self.fingerprint}, Checks(None)
+        self.sizes = {split: {"documents": len(one), "tokens": len(one.tokens)} for split, one in self.rows.items()}
+        self.entry = SimpleNamespace(files={}, fingerprint=self.fingerprint)
+        self.parts, self.index = (self,), 0
+
+    def size(self, split: str) -> Mapping[str, int]:
+        return self.sizes[split]

@@ -1,0 +1,102 @@
+"""What a task is: how its files become rows, its head, its loss, what it answers and how good the answers are."""
+
+import abc
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
+
+import flax.linen as nn
+from jax import Array
+from tyro.conf import Suppress
+
+from data_pipelines.tokenizers.made import Made
+from finetune.rows import Rows, TaskRows
+from models.blocks.positions import gather_positions
+from models.core.noise import site
+from models.core.parameters import Noise, Params
+from pretrain.objectives.objective import Batch, Objective, Spec, Term, inputs_of
+from pretrain.objectives.protocols import CausalDecoder
+
+HEAD = 1 << 16  # the site of a head's noise, apart from those of a trunk
+Examples = Sequence[Any]  # those of a file, each with its `where`
+Outputs = Mapping[str, Any]  # name -> [rows, ...], what a model says of rows
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuningTask(Objective):
+    """Base of tasks, one a file in finetune/tasks/. Their fields say how files are read, and the loss.
+
+    columns, of_tokens: what a batch has of each row, and of each token, beside the tokens.
+    """
+
+    columns: ClassVar[Spec] = {}
+    of_tokens: ClassVar[Spec] = {}
+
+    bucket: Annotated[tuple[int, int], Suppress] = (
+        0,
+        0,
+    )  # rows longer than the first and no longer than the second alone; 0: of the phase
+
+    def suited(self, model_config: Any) -> Self:
+        """The same task as it is for a model."""
+        return self
+
+    @abc.abstractmethod
+    def read(self, file: Path, is_labelled: bool = True) -> Examples:
+        """The examples of a file, in its order. UserError, with file and line, for what is malformed.
+
+        is_labelled: else what is asked may be missing, and an example's `label` then is None.
+        """
+
+    def labels_of(self, examples: Examples) -> tuple[str, ...]:
+        """What the head tells apart, from the examples to train on."""
+        return ()
+
+    @abc.abstractmethod
+    def encode(self, examples: Examples, made: Made, labels: Sequence[str], length: int) -> Rows:
+        """Rows of at most so many tokens. UserError, with file and line, for an example that has no such rows."""
+
+    @abc.abstractmethod
+    def scores(self, model: nn.Module, params: Params, batch: Batch, noise: Noise = None) -> dict[str, Array]:
+        """What the model says of the rows of a batch: name -> [rows, ...]."""
+
+    @abc.abstractmethod
+    def terms(self, outputs: Outputs, batch: Batch) -> dict[str, Term]:
+        """The loss of that."""
+
+    @abc.abstractmethod
+    def answers(self, examples: Examples, rows: Rows, outputs: Outputs, labels: Sequence[str]) -> list[dict[str, Any]]:
+        """Of each example what is answered, as JSON has it.
+
+        outputs: name -> of each row an array, see `predict.Said`.
+        """
+
+    @abc.abstractmethod
+    def figures(
+        self, examples: Examples, answers: Sequence[Mapping[str, Any]], labels: Sequence[str]
+    ) -> dict[str, float]:
+        """How good answers to labelled examples are; by `best.SCORE` models are compared."""
+
+    def rows(self, phase):
+        above, length = self.bucket if self.bucket[1] else (0, phase.length)
+        return TaskRows(length, above, tuple(self.columns.items()), tuple(self.of_tokens.items()))
+
+    def loss(self, model, params, batch, carry, moment):
+        return self.terms(self.scores(model, params, batch, moment.noise), batch), carry, {}
+
+
+def hidden_states(
+    model: nn.Module, params: Params, batch: Batch, noise: Noise = None, slots: Array | None = None
+) -> Array:
+    """What a trunk says of each token [rows, length, width], or at slots i32[rows, n] alone [rows, n, width]."""
+    inputs, variables = inputs_of(model, batch), {"params": params}
+    if not isinstance(model, CausalDecoder):
+        return model.apply(variables, inputs, noise, slots, method="encode")
+    hidden = model.apply(variables, inputs, noise, method="decode")
+    return hidden if slots is None else gather_positions(hidden, slots)
+
+
+def apply_head(model: nn.Module, params: Params, name: str, hidden: Array, noise: Noise = None) -> Array:
+    """The scores of a head."""
+    return model.apply({"params": params}, name, hidden, site(noise, HEAD), method="apply_head")

@@ -1,0 +1,155 @@
+"""Classification and regression of one text or two, read at one token of the row (Devlin et al. 2019, section 4.1;
+Radford et al. 2018, section 3.3)."""
+
+import dataclasses
+from typing import Annotated, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tyro.conf import Suppress
+
+from data_pipelines.command_line import unknown
+from data_pipelines.errors import UserError
+from data_pipelines.examples.layout import Feature
+from finetune import metrics
+from finetune.files import Record, records
+from finetune.rows import joined
+from finetune.task import FinetuningTask, apply_head, hidden_states
+from finetune.texts import encoded
+from models.blocks.heads import CLASSIFIER
+from models.core.program import Program
+from models.core.ranges import SHARE, check_ranges
+from models.families.registry import family_of
+from pretrain.objectives.objective import Term
+from pretrain.objectives.protocols import CausalDecoder
+
+NONE = -1  # in place of a class, of a row that has none
+
+
+class Labelled(NamedTuple):
+    """label: None where the file does not say."""
+
+    where: str
+    texts: tuple[str, ...]
+    label: str | float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Classify(FinetuningTask):
+    """A head tells one of several classes, or with `regression` a number."""
+
+    asks: ClassVar[tuple[str, ...]] = (CLASSIFIER,)
+
+    text: tuple[str, ...] = ("text",)  # the columns of one text or two
+    label: str = "label"  # the column of what is asked
+    regression: bool = False  # whether that is a number
+    metric: str = ""  # by which models are compared: accuracy (the default), f1, matthews; pearson, spearman, error
+    label_smoothing: float = 0.0  # share of a target that all classes have alike (Szegedy et al. 2016, section 7)
+    class_weights: tuple[float, ...] = ()  # of the loss, by class in the order of their names
+    causal: Annotated[bool, Suppress] = False  # whether the model reads from left to right
+
+    def __post_init__(self):
+        check_ranges(self, {"label_smoothing": SHARE}, "--")
+        if len(self.text) not in (1, 2):
+            raise ValueError(f"--text {' '.join(self.text)}: a row has one text or two; give one column or two")
+        known = metrics.OF_NUMBERS if self.regression else metrics.OF_CLASSES
+        if self.metric and self.metric not in known:
+            raise ValueError(unknown("--metric: here there is no", self.metric, known))
+        for name in ("label_smoothing", "class_weights"):
+            if self.regression and getattr(self, name):
+                raise ValueError(f"--{name.replace('_', '-')}: --regression has no classes; leave it out")
+
+    @property
+    def columns(self):
+        of_label = Feature((), np.float32, np.nan) if self.regression else Feature((), np.int32, NONE)
+        return {"place": Feature(()), "labels": of_label}
+
+    def suited(self, model_config):
+        module = family_of(model_config).module(model_config, Program())
+        return dataclasses.replace(self, causal=isinstance(module, CausalDecoder))
+
+    def read(self, file, is_labelled=True):
+        columns = (*self.text, *[self.label] * is_labelled)
+        return [self._example(record) for record in records(file, columns)]
+
+    def _example(self, record: Record) -> Labelled:
+        texts, label = tuple(str(record.fields[name]) for name in self.text), record.fields.get(self.label)
+        if self.regression and label is not None:
+            try:
+                label = float(label)
+            except ValueError:
+                raise UserError(f"{record.where}: {self.label}={label!r} is no number; mend it") from None
+        return Labelled(record.where, texts, label if self.regression or label is None else str(label))
+
+    def labels_of(self, examples):
+        if self.regression:
+            return (self.label,)
+        found = sorted({example.label for example in examples})
+        if len(found) < 2:
+            raise UserError(
+                f"--train: all of its rows have {self.label}={found[0]!r}; give rows of two classes or more"
+            )
+        if self.class_weights and len(self.class_weights) != len(found):
+            raise UserError(f"--class-weights: there are {len(found)} classes, {', '.join(found)}; give one for each")
+        return tuple(found)
+
+    def encode(self, examples, made, labels, length):
+        rows = encoded(made, [example.texts for example in examples], length, self.causal)
+        number = {label: index for index, label in enumerate(labels)}
+        values = []
+        for example in examples:
+            if self.regression:
+                values.append(np.nan if example.label is None else example.label)
+            elif example.label is None:
+                values.append(NONE)
+            elif example.label not in number:
+                raise UserError(f"{example.where}: " + unknown("--train has no label", example.label, labels))
+            else:
+                values.append(number[example.label])
+        places = np.array([row.place for row in rows], np.int32)
+        columns = {"place": places, "labels": np.array(values, self.columns["labels"].dtype)}
+        return joined([row.tokens for row in rows], [row.types for row in rows], columns)
+
+    def scores(self, model, params, batch, noise=None):
+        hidden = hidden_states(model, params, batch, noise, batch["place"][:, None])[:, 0]
+        return {"logits": apply_head(model, params, self.asks[0], hidden, noise)}
+
+    def weights(self, batch):
+        return {"label": self._weights(batch).sum()}
+
+    def _weights(self, batch):
+        """f32[rows]: of each row's loss; 0 where a row has no label."""
+        labels = batch["labels"]
+        if self.regression:
+            return jnp.isfinite(labels).astype(jnp.float32)
+        of_class = jnp.asarray(self.class_weights)[labels] if self.class_weights else 1.0
+        return jnp.where(labels >= 0, of_class, 0.0).astype(jnp.float32)
+
+    def coefficients(self, step):
+        return {"label": 1.0}
+
+    def terms(self, outputs, batch):
+        logits, labels, weights = outputs["logits"], batch["labels"], self._weights(batch)
+        if self.regression:
+            return {"label": Term(jnp.sum(weights * jnp.square(logits[:, 0] - jnp.nan_to_num(labels))))}
+        log = jax.nn.log_softmax(logits)
+        likely = jnp.take_along_axis(log, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]
+        nats = -(1 - self.label_smoothing) * likely - self.label_smoothing * log.mean(1)
+        return {"label": Term(jnp.sum(weights * nats), jnp.sum(weights * (logits.argmax(1) == labels)))}
+
+    def answers(self, examples, rows, outputs, labels):
+        logits = np.stack(outputs["logits"])
+        if self.regression:
+            return [{"label": float(value)} for value in logits[:, 0]]
+        shares = np.exp(logits - logits.max(1, keepdims=True))
+        shares /= shares.sum(1, keepdims=True)
+        return [
+            {"label": labels[best], "scores": dict(zip(labels, map(float, of_row), strict=True))}
+            for best, of_row in zip(logits.argmax(1), shares, strict=True)
+        ]
+
+    def figures(self, examples, answers, labels):
+        right, given = [one.label for one in examples], [one["label"] for one in answers]
+        found = metrics.of_numbers(right, given) if self.regression else metrics.of_classes(right, given, labels)
+        return metrics.with_score(found, self.metric)
