@@ -16,6 +16,7 @@ from data_pipelines.mixture import parse_rates
 from data_pipelines.order import Order
 from data_pipelines.tokenizers import stored as tokenizers
 from models.attention.patterns import pattern
+from models.blocks.heads import CLASSIFIER, TAGGER
 from models.core.family import unfit_inputs
 from models.core.program import Program
 from models.core.ranges import COUNT, POSITIVE, SEED, SHARE, Range, check_ranges
@@ -206,6 +207,8 @@ def check(recipe: Recipe) -> None:
     if not recipe.phases or abs(sum(phase.share for phase in recipe.phases) - 1) > 1e-6:
         raise UserError(f"phases: the shares are {[p.share for p in recipe.phases]}, they must add up to 1")
     _check_teachers(recipe)
+    if (labels := getattr(recipe.model, "labels", ())) and not {CLASSIFIER, TAGGER} & {*asked(recipe)}:
+        raise UserError(f"model.labels={list(labels)}: nothing here tells them apart; leave it out")
     for index, phase, task in every_task(recipe):
         objective = task.objective
         recipe.order.check(f"phases.{index}.batch_size", phase.batch_size)

@@ -217,7 +217,8 @@ class Warnings(logging.Handler):
 
     def __init__(self):
         super().__init__(logging.WARNING)
-        self._loggers = [logging.getLogger(package) for package in ("pretrain", "models", "data_pipelines", "tpu", "finetune")]
+        packages = "pretrain", "finetune", "models", "data_pipelines", "tpu"
+        self._loggers = [logging.getLogger(package) for package in packages]
         self._waiting: list[str] = []
         self._note = self._waiting.append
 

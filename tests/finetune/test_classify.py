@@ -1,0 +1,183 @@
+"""Classification: a run from a pretrained model to Hugging Face's class; its loss beside that class's; bad files."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from finetune.__main__ import main
+from finetune.commands import run as command
+from finetune.tasks.classify import Classify
+from models.blocks.heads import CLASSIFIER, POOLER
+from pretrain.objectives.objective import Phase
+from pretrain.optimizers import Optimizer
+from pretrain.recipe import Recipe
+from pretrain.schedules import Schedule
+from pretrain.storage.journal import read_metrics
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.assembly import assemble
+from pretrain.training.step import given_in, initial_state, train_step
+from tests.models.shapes import parameter_shapes
+from tests.pretrain import reference, tiny
+
+CONFIG = dataclasses.replace(tiny.BERT, dropout=0.0, attention_dropout=0.0, labels=("no", "perhaps", "yes"))
+FILES = {"train": 40, "dev": 24}
+
+
+def write(path, rows):
+    path.write_text("first\tsecond\tlabel\n" + "".join("\t".join(row) + "\n" for row in rows), "utf-8")
+
+
+@pytest.fixture(scope="module")
+def begun(corpus_path, tmp_path_factory):
+    """A run to begin with, files of pairs of which the label is whether both begin alike, and options of a run."""
+    folder = tmp_path_factory.mktemp("begun")
+    assert tiny.begun(tiny.bert(), tiny.options(corpus_path, folder / "from")) is not None
+    rng = np.random.default_rng(0)
+    words = ["Kilo", "mu", "nade", "po", "risu", "te", "voza"]
+    for name, rows in FILES.items():
+        texts = [[" ".join(rng.choice(words, rng.integers(1, 9))) for _ in range(2)] for _ in range(rows)]
+        write(folder / f"{name}.tsv", [(a, b, "yes" if a[0] == b[0] else "no") for a, b in texts])
+    return folder
+
+
+def arguments(begun, workdir, *more):
+    files = ["--from", begun / "from", "--train", begun / "train.tsv", "--dev", begun / "dev.tsv"]
+    size = ["--text", "first", "second", "--batch-size", 8, "--length", 32, "--epochs", 2, "--peak", 1e-2]
+    return [*map(str, ("run", "classify", *files, *size, "--workdir", workdir, "--log-every", 1, *more))]
+
+
+@pytest.fixture(scope="module")
+def trained(begun):
+    assert main(arguments(begun, begun / "run")) == 0
+    return begun / "run"
+
+
+def test_a_run_evaluates_each_epoch_and_its_best_checkpoint_is_read_and_loads_in_transformers(
+    trained, begun, tmp_path, capsys
+):
+    evaluations = read_metrics(RunDirectory(trained), "eval")
+    assert [one["step"] for one in evaluations] == [5, 10]
+    best = max(evaluations, key=lambda one: one["score"])
+    out = tmp_path / "out.jsonl"
+    capsys.readouterr()
+    assert main(["eval", str(trained), "--test", str(begun / "dev.tsv"), "--predictions", str(out)]) == 0
+    said = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert {name: float(said[name]) for name in said} == pytest.approx({n: best[n] for n in said}, abs=5e-5)
+    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    assert main(["export", str(trained), "--to", str(tmp_path / "hf")]) == 0
+
+    load = transformers.AutoModelForSequenceClassification.from_pretrained
+    model, info = load(tmp_path / "hf", output_loading_info=True)
+    assert not any(info.values()) and model.config.id2label == {0: "no", 1: "yes"}
+    rows = [line.split("\t") for line in (begun / "dev.tsv").read_text().splitlines()[1:]]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    texts = tokenizer(*map(list, zip(*[row[:2] for row in rows], strict=True)), padding=True, return_tensors="pt")
+    with torch.no_grad():
+        shares = torch.softmax(model(**texts).logits, -1).numpy()
+    assert np.abs(shares[:, 1] - [one["scores"]["yes"] for one in answers]).max() < 1e-5
+    right = np.mean([one["label"] == row[2] for one, row in zip(answers, rows, strict=True)])
+    assert right == pytest.approx(best["accuracy"])
+
+
+def test_a_run_that_is_stopped_ends_as_if_nothing_had_happened(trained, begun, monkeypatch):
+    stopping = arguments(begun, begun / "stopped")
+    real = command.finetune
+
+    def stopped(task, options, stop):
+        seen = []
+        monkeypatch.setattr(stop, "reached", lambda at: (seen.append(at), at == 3)[1])
+        stop.signal = "SIGTERM"
+        return real(task, options, stop)
+
+    monkeypatch.setattr(command, "finetune", stopped)
+    assert main(stopping) == 75
+    monkeypatch.setattr(command, "finetune", real)
+    assert main(stopping) == 0
+    assert tiny.equal(tiny.final_state(begun / "stopped").params, tiny.final_state(trained).params)
+
+
+def batch_of(rows, seed):
+    batch = reference.random_batch(CONFIG, seed, rows=rows)
+    batch |= {"place": np.zeros(rows, np.int32), "labels": batch["tokens"][:, 0] % 3}
+    return {name: batch[name] for name in Classify().spec(Phase(1.0, 32, rows))}
+
+
+def test_a_hundred_steps_follow_torch_on_transformers_class(tmp_path):
+    task, steps, rate = Classify(), 100, 5e-4
+    model = reference.torch_model(CONFIG, "model", heads=(POOLER, CLASSIFIER))
+    model.save_pretrained(tmp_path)
+    params = reference.load(tmp_path, CONFIG, parameter_shapes(CONFIG, (POOLER, CLASSIFIER)), tmp_path)
+    groups = [
+        {"params": [p for p in model.parameters() if (p.ndim >= 2) == is_matrix], "weight_decay": decay}
+        for is_matrix, decay in ((True, 0.1), (False, 0.0))
+    ]
+    adamw = torch.optim.AdamW(groups, lr=rate, eps=1e-6)
+    schedule, optimizer = Schedule("constant", peak=rate, warmup=0.0), Optimizer(decay=0.1, clip=0.0)
+    recipe = Recipe("parity", "", CONFIG, task, optimizer, schedule, (Phase(1.0, 32, 8),), steps)
+    assembly = assemble(recipe, reference.FLOAT32)
+    ours, given = jax.jit(train_step(assembly, {})), given_in(recipe, 0)
+    state, _ = initial_state(assembly, jax.tree.map(jax.numpy.asarray, params))
+    losses = []
+    for step in range(steps):
+        batch = batch_of(8, 100 + step)
+        loss = model(**reference.torch_inputs(batch), labels=torch.from_numpy(batch["labels"]).long()).loss
+        adamw.zero_grad()
+        loss.backward()
+        adamw.step()
+        state, metrics = ours(state, {}, batch, given)
+        losses.append((float(metrics.loss), loss.item()))
+    found, expected = np.array(losses).T
+    assert (np.abs(found - expected) / np.abs(expected)).max() <= 1e-5
+    assert expected[-10:].mean() < expected[:10].mean() - 0.1  # it did learn
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({"label_smoothing": 0.2}, lambda logits, y: torch.nn.functional.cross_entropy(logits, y, label_smoothing=0.2)),
+        (
+            {"class_weights": (0.5, 1.0, 3.0)},
+            lambda logits, y: torch.nn.functional.cross_entropy(logits, y, torch.tensor([0.5, 1.0, 3.0])),
+        ),
+        ({"regression": True}, lambda logits, y: torch.nn.functional.mse_loss(logits[:, 0], y.float())),
+    ],
+    ids=["smoothed", "weighted", "regression"],
+)
+def test_losses_are_torchs(changes, expected):
+    task, rng = Classify(**changes), np.random.default_rng(0)
+    logits, labels = rng.normal(size=(6, 3)).astype(np.float32), np.array([0, 2, 1, 1, 2, 0])
+    batch = {"labels": labels.astype(np.float32 if task.regression else np.int32)}
+    term, weight = task.terms({"logits": logits}, batch)["label"], task.weights(batch)["label"]
+    wanted = expected(torch.from_numpy(logits), torch.from_numpy(labels))
+    assert float(term.sum / weight) == pytest.approx(float(wanted), rel=1e-6)
+
+
+BAD = [
+    ("first\tlabel\na\tyes\nb\tno\n", "train.tsv, line 2: has no second; it has first, label"),
+    ("first\tsecond\tlabel\na\tb\n", "train.tsv, line 2: has 2 columns, the first line 3"),
+    ("first\tsecond\tlabel\n", "train.tsv: has no record; give another file"),
+    (
+        "first\tsecond\tlabel\na\tb\tyes\n",
+        "--train: all of its rows have label='yes'; give",
+    ),
+    (b"first\tsecond\tlabel\na\xff\tb\tyes\n", "train.tsv: is no UTF-8 at byte"),
+]
+
+
+@pytest.mark.parametrize("content, message", BAD)
+def test_a_malformed_file_is_one_line_that_names_it(content, message, begun, tmp_path, capsys):
+    file = tmp_path / "train.tsv"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert main([*arguments(begun, tmp_path / "run"), "--train", str(file)]) == 2
+    assert message in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_a_label_that_only_dev_has_is_named_with_its_line(begun, tmp_path, capsys):
+    write(tmp_path / "dev.tsv", [("a", "b", "yes"), ("a", "b", "yess")])
+    assert main([*arguments(begun, tmp_path / "run"), "--dev", str(tmp_path / "dev.tsv")]) == 2
+    assert "dev.tsv, line 3: --train has no label yess; did you mean yes?" in capsys.readouterr().err

@@ -1,0 +1,67 @@
+"""Rows in memory: their lengths in buckets, and what a batch has of them."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from data_pipelines.batches import make_examples
+from data_pipelines.examples.layout import Feature
+from finetune.files import records
+from finetune.rows import TaskRows, buckets, joined
+from finetune.texts import fitting
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_buckets_pad_rows_to_the_fewest_tokens(seed):
+    lengths = np.random.default_rng(seed).integers(1, 60, 50)
+    found = buckets(lengths, 3)
+    ends = [*range(8, 65, 8)]
+
+    def padded(chosen):
+        return sum(min(end for end in chosen if end >= length) for length in lengths)
+
+    possible = [one for n in (1, 2, 3) for one in itertools.combinations(ends, n) if one[-1] >= lengths.max()]
+    assert len(found) <= 3 and padded(found) == min(map(padded, possible))
+
+
+def test_rows_of_a_bucket_come_padded_once_an_epoch():
+    sizes = [3, 9, 8, 5, 16, 2]
+    rows = joined(
+        [np.full(n, n) for n in sizes], [np.ones(n) for n in sizes], {"number": np.arange(6)}, {"of": sizes_of(sizes)}
+    )
+    layout = TaskRows(8, 2, (("number", Feature(())),), (("of", Feature((), np.int32, -1)),))
+    part = type("Part", (), {"rows": {"train": rows}, "sizes": {"train": {"documents": 6, "tokens": 43}}})()
+    corpus = type("Corpus", (), {"parts": (part,), "path": "here", "special": {}})()
+    examples = make_examples(layout, corpus, "train", 3, 0)
+    batch = examples.batch(0, np.arange(3))
+    assert sorted(batch["number"].tolist()) == [0, 2, 3]  # not those of 2, 9 and 16 tokens
+    for index, number in enumerate(batch["number"]):
+        size = sizes[number]
+        assert batch["tokens"][index].tolist() == [size] * size + [0] * (8 - size)
+        assert batch["segments"][index].tolist() == [1] * size + [0] * (8 - size)
+        assert batch["of"][index].tolist() == [*range(size), *[-1] * (8 - size)]
+    assert sorted(examples.batch(1, np.arange(3))["number"].tolist()) == [0, 2, 3]
+
+
+def sizes_of(sizes):
+    return [np.arange(n) for n in sizes]
+
+
+@pytest.mark.parametrize("sizes, room, kept", [([3, 9], 20, [3, 9]), ([3, 9], 8, [3, 5]), ([9, 9], 7, [3, 4])])
+def test_the_longer_text_is_cut(sizes, room, kept):
+    assert sorted(fitting(sizes, room)) == kept
+
+
+def test_records_of_each_kind_of_file_are_the_same(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = [{"text": 'a "quoted" one, 中文', "label": "x"}, {"text": "b", "label": "y"}]
+    (tmp_path / "a.tsv").write_text("text\tlabel\r\n" + "".join(f"{r['text']}\t{r['label']}\r\n" for r in rows))
+    (tmp_path / "a.csv").write_text('text,label\n"a ""quoted"" one, 中文",x\nb,y\n')
+    (tmp_path / "a.jsonl").write_text("\n\n".join(map(json.dumps, rows)))
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    for name in ("a.tsv", "a.csv", "a.jsonl", "a.parquet"):
+        assert [record.fields for record in records(tmp_path / name, ["text", "label"])] == rows
