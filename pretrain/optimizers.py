@@ -9,21 +9,23 @@ import optax
 from jax import Array
 
 from models.core.parameters import LAYERS, Parameter, Params, decays, leaves, nest
-from models.core.ranges import NOT_NEGATIVE, POSITIVE, RATE, check_ranges
+from models.core.ranges import NOT_NEGATIVE, POSITIVE, RATE, SHARE, check_ranges
 
 NAMES = ("adamw", "lamb", "adagrad", "adafactor")
 SQUARE = 1e-30  # added to squares of gradients, by Adafactor; as of the next three
 SMALLEST = 1e-3  # root mean square of parameters, at least, to which steps are in proportion
 DECAY = 0.8  # after t steps the mean of squares keeps 1 - t ** -DECAY
 CLIP = 1.0  # root mean square of a direction, at most
-RANGES = {"b1": RATE, "b2": RATE, "epsilon": POSITIVE, "decay": NOT_NEGATIVE, "clip": NOT_NEGATIVE}
+BELOW = {"vocab", "position", "type", "embedding"}  # axes of what lies below the first layer
+RANGES = {"layer_decay": SHARE, "b1": RATE, "b2": RATE, "epsilon": POSITIVE, "decay": NOT_NEGATIVE, "clip": NOT_NEGATIVE}
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
     """adamw: Adam with decoupled decay (Loshchilov & Hutter 2019).   lamb: You et al. 2020, algorithm 2.
     adagrad: Duchi et al. 2011, whose sums of squares begin at 0.1; it has no means and reads neither b1 nor b2.
-    adafactor: Shazeer & Stern 2018, whose steps are in proportion to the parameters; it reads decay and clip alone."""
+    adafactor: Shazeer & Stern 2018, whose steps are in proportion to the parameters; of b1, b2 and epsilon it reads
+    none."""
 
     name: str = "adamw"  # adamw, lamb, adagrad or adafactor
     b1: float = 0.9  # how much of the gradients' mean a step keeps
@@ -31,6 +33,7 @@ class Optimizer:
     epsilon: float = 1e-6  # added to the root of that mean
     decay: float = 0.01  # of matrices and embeddings, never of biases and norms
     clip: float = 1.0  # global gradient norm, 0 for none
+    layer_decay: float = 1.0  # of the rate, from each layer to the one below (Clark et al. 2020, appendix B)
 
     def __post_init__(self):
         if self.name not in NAMES:
@@ -46,14 +49,16 @@ def transformation(optimizer: Optimizer, table: list[Parameter], vocab_size: int
     """
     decayed = nest({parameter.path: decays(parameter) for parameter in table})
     decay = optax.add_decayed_weights(optimizer.decay, decayed)
+    by_depth = [_scale_by_depth(table, optimizer.layer_decay)] if optimizer.layer_decay != 1.0 else []
     if optimizer.name == "adafactor":
-        return optax.chain(_scale_by_factored_squares(table, vocab_size), decay, _scale_by_size(table, vocab_size))
+        of_size = _scale_by_size(table, vocab_size)
+        return optax.chain(_scale_by_factored_squares(table, vocab_size), decay, of_size, *by_depth)
     adam = lambda epsilon: _scale_by_adam(optimizer.b1, optimizer.b2, epsilon)
     scaled = _scale_by_sums if optimizer.name == "adagrad" else adam
     steps = [scaled(optimizer.epsilon), decay]
     if optimizer.name == "lamb":
         steps.append(_scale_by_trust_ratio(table))
-    return optax.chain(*steps)
+    return optax.chain(*steps, *by_depth)
 
 
 def clip(gradients: Params, norm: Array, limit: float) -> Params:
@@ -115,6 +120,26 @@ def _scale_by_trust_ratio(table: list[Parameter]) -> optax.GradientTransformatio
 
         is_parameter = lambda node: isinstance(node, Parameter)
         return jax.tree.map(rescale, parameters, updates, params, is_leaf=is_parameter), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def _scale_by_depth(table: list[Parameter], decay: float) -> optax.GradientTransformation:
+    """Directions of n layers times decay ** n in the first one to decay in the last one; of embeddings times
+    decay ** (n + 1), of what lies above the layers as they are."""
+    of_path = {parameter.path: parameter for parameter in table}
+
+    def update(directions: Params, state: Any, params: Params):
+        flat, stacked = dict(leaves(directions)), [path for path, row in of_path.items() if row.axes[:1] == (LAYERS,)]
+        depth = max((len(flat[path]) for path in stacked), default=0)
+
+        def scaled(path: str, direction: Array) -> Array:
+            if path in stacked:
+                factors = decay ** jnp.arange(len(direction), 0, -1, dtype=jnp.float32)
+                return direction * factors.reshape(-1, *(1,) * (direction.ndim - 1))
+            return direction * decay ** (depth + 1) if BELOW & {*of_path[path].axes} else direction
+
+        return nest({path: scaled(path, direction) for path, direction in flat.items()}), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 

@@ -151,6 +151,19 @@ def test_gradients_are_scaled_to_the_limit_and_only_when_above_it():
         assert tiny.equal(clip(gradients, norm, limit), gradients)
 
 
+def test_the_rate_falls_from_layer_to_layer_and_is_lowest_in_embeddings():
+    plain, decayed = (dict(leaves(update_of(Optimizer(layer_decay=rate)))) for rate in (1.0, 0.5))
+    for parameter in TABLE:
+        path, depth = parameter.path, max(len(plain[row.path]) for row in TABLE if row.axes[0] == "layers")
+        if parameter.axes[0] == "layers":
+            wanted = [0.5 ** (depth - layer) for layer in range(depth)]
+        else:
+            wanted = [0.5 ** (depth + 1) if path.startswith("embeddings") else 1.0]
+        for layer, factor in enumerate(wanted):
+            part = (lambda array, layer=layer: array[layer]) if len(wanted) > 1 else (lambda array: array)
+            np.testing.assert_allclose(part(decayed[path]), factor * part(plain[path]), rtol=1e-6, err_msg=path)
+
+
 def update_of(optimizer):
     params, gradients = random_tree(1), random_tree(2)
     chain = transformation(optimizer, TABLE, VOCAB)

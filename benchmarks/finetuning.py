@@ -1,0 +1,113 @@
+"""What is a pretraining worth on tasks? BERT, ELECTRA and GPT-2 of one size, pretrained with equal FLOPs on WikiText-2,
+finetuned beside the same models with random weights.
+
+    python -m benchmarks.finetuning --wikitext2 DIR --tasks DIR [--steps 5000] [--seeds 5] [--out TABLE.md]
+
+--wikitext2 holds WikiText-2's train.txt and valid.txt (word level), --tasks what `python -m finetune suite` takes.
+--steps are BERT's; the others have as many as cost the same. A pretraining has one core, as many run at once as there
+are cores. Differences are paired by seed, with the 95% interval of Student's t.
+"""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from benchmarks.wikitext2 import Training, cadence, corpus, train
+from data_pipelines.command_line import end_with, parse
+from data_pipelines.corpus import Corpus
+from pretrain.commands.platform import prepare
+
+VOCABULARY = 4096
+SHARED = "--model.dropout 0 --model.attention-dropout 0 --model.init-std 0.05 --phases.0.length 128"
+SHARED += " --phases.0.batch-size 32 --schedule.peak 1e-3"
+MODELS = {"bert-tiny": "", "electra-tiny": "", "gpt2-tiny": ""}
+RANDOM = "random"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Finetune three pretrained models, and the same with random weights, on tasks."""
+
+    wikitext2: Path
+    """Folder with train.txt and valid.txt."""
+    tasks: Path
+    """Folder of tasks, as of `python -m finetune suite`."""
+    steps: int = 5000
+    """Of BERT's pretraining."""
+    seeds: int = 5
+    """Runs of each task."""
+    workdir: Path = Path("runs/finetuning")
+    """Where all runs are; finished ones are not made again."""
+    out: Path | None = None
+    """File for the table; by default it is printed."""
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(Comparison, arguments, "python -m benchmarks.finetuning")
+    path = corpus(options.wikitext2, options.workdir, "wordpiece", VOCABULARY)
+    trainings = pretrainings(path, options)
+    minutes = dict(zip(MODELS, train(trainings), strict=True))
+    cards = {}
+    for training in trainings:
+        for begin in ("", RANDOM):
+            name = " ".join(filter(None, (training.name, begin)))
+            cards[name] = suite(training.workdir, options, begin == RANDOM)
+    table = "\n".join(table_of(cards, minutes, options)) + "\n"
+    print(table) if options.out is None else options.out.write_text(table)
+    return 0
+
+
+def pretrainings(path: Path, options: Comparison) -> list[Training]:
+    """One of each model, of equal FLOPs."""
+    from pretrain.commands.run import parse_run
+    from pretrain.recipe import resolve
+    from pretrain.training.step import model_flops
+
+    flops, made = {}, []
+    for name in MODELS:
+        places = ["--corpus", str(path), "--workdir", "unused"]
+        recipe = resolve(parse_run([name, *places, *SHARED.split()])[0], Corpus(path))
+        flops[name] = model_flops(recipe, recipe.phases[0])
+        steps = round(options.steps * flops["bert-tiny"] / flops[name])
+        workdir = options.workdir / f"{name}-{steps}"
+        made.append(Training(name, name, 0, (*SHARED.split(), *cadence(steps)), workdir, str(path)))
+    return made
+
+
+def suite(run: Path, options: Comparison, random: bool) -> dict[str, list[float]]:
+    """The score of each seed, by task."""
+    folder = options.workdir / f"{run.name}{'-random' if random else ''}-tasks"
+    command = ["finetune", "suite", run, "--tasks", options.tasks, "--seeds", options.seeds, "--workdir", folder]
+    command += ["--out", folder / "card.md", *["--random"] * random]
+    subprocess.run([sys.executable, "-m", *map(str, command)], check=True)
+    return json.loads((folder / "scores.json").read_text())
+
+
+def table_of(cards: Mapping[str, Mapping[str, list[float]]], minutes: Mapping[str, float], options: Comparison):
+    """Yield the lines of the table."""
+    tasks = [*next(iter(cards.values()))]
+    yield f"Mean score over {options.seeds} seeds, and in brackets what pretraining adds, paired, with its 95% interval."
+    yield ""
+    yield "| model | CPU minutes | " + " | ".join(tasks) + " |"
+    yield "|---" * (2 + len(tasks)) + "|"
+    for name in MODELS:
+        cells = [cell(cards[name][task], cards[f"{name} {RANDOM}"][task]) for task in tasks]
+        yield f"| {name} | {minutes[name]:.0f} | " + " | ".join(cells) + " |"
+
+
+def cell(pretrained: list[float], random: list[float]) -> str:
+    """In percent."""
+    difference = 100 * np.subtract(pretrained, random)
+    half = stats.t.ppf(0.975, len(difference) - 1) * difference.std(ddof=1) / len(difference) ** 0.5
+    return f"{100 * np.mean(pretrained):.1f} ({difference.mean():+.1f} ± {half:.1f})"
+
+
+if __name__ == "__main__":
+    prepare()
+    end_with(main)
