@@ -92,7 +92,7 @@ def suite(run: Path, options: Comparison, random: bool) -> dict[str, list[float]
 def table_of(cards: Mapping[str, Mapping[str, list[float]]], minutes: Mapping[str, float], options: Comparison):
     """Yield the lines of the table."""
     tasks = [*next(iter(cards.values()))]
-    yield f"Mean score over {options.seeds} seeds, and in brackets what pretraining adds, paired, with its 95% interval."
+    yield f"Mean score over {options.seeds} seeds, in brackets what pretraining adds, paired, with its 95% interval."
     yield ""
     yield "| model | CPU minutes | " + " | ".join(tasks) + " |"
     yield "|---" * (2 + len(tasks)) + "|"

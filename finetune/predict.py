@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from finetune.rows import Rows, TaskRows, buckets
 from finetune.task import FinetuningTask
 from models.core.parameters import Params
+from pretrain.lora import merged
 from pretrain.objectives.objective import Sums
 from pretrain.training.assembly import Assembly, merge
 from pretrain.training.placement import EVALUATED_TOKENS, jit_on
@@ -34,7 +35,7 @@ class Predictor:
         self.task, self.mesh, self.length = task, mesh, length
 
         def say(params: Params, frozen: Params, batch):
-            outputs = task.scores(assembly.model, merge(params, frozen), batch)
+            outputs = task.scores(assembly.model, merged(merge(params, frozen)), batch)
             return outputs, Sums(task.terms(outputs, batch), task.weights(batch))
 
         options = small_product_options(mesh, looped=assembly.model.program.depth == "scan")

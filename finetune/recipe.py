@@ -43,6 +43,12 @@ def with_labels(source: Path, config: Any, labels: Sequence[str]) -> Any:
     return dataclasses.replace(config, labels=tuple(labels))
 
 
+def trunk_of(recipe: Recipe) -> tuple[str, ...]:
+    """The paths of what is no head, for `Recipe.frozen`."""
+    family = family_of(recipe.model)
+    return tuple(dict.fromkeys(row.path.partition("/")[0] for row in family.table(recipe.model)))
+
+
 def recipe_of(
     name: str,
     model: Any,

@@ -17,7 +17,14 @@ SMALLEST = 1e-3  # root mean square of parameters, at least, to which steps are 
 DECAY = 0.8  # after t steps the mean of squares keeps 1 - t ** -DECAY
 CLIP = 1.0  # root mean square of a direction, at most
 BELOW = {"vocab", "position", "type", "embedding"}  # axes of what lies below the first layer
-RANGES = {"layer_decay": SHARE, "b1": RATE, "b2": RATE, "epsilon": POSITIVE, "decay": NOT_NEGATIVE, "clip": NOT_NEGATIVE}
+RANGES = {
+    "layer_decay": SHARE,
+    "b1": RATE,
+    "b2": RATE,
+    "epsilon": POSITIVE,
+    "decay": NOT_NEGATIVE,
+    "clip": NOT_NEGATIVE,
+}
 
 
 @dataclasses.dataclass(frozen=True)

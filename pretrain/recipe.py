@@ -6,7 +6,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from tyro.conf import Suppress
 
 from data_pipelines.command_line import unknown
 from data_pipelines.corpus import Corpus
@@ -23,6 +25,7 @@ from models.core.ranges import COUNT, POSITIVE, SEED, SHARE, Range, check_ranges
 from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface.config import check_fit
 from pretrain.json_values import KIND, brought_up_to_date, make, once, plain
+from pretrain.lora import Lora, with_products
 from pretrain.objectives.causal_language_model import CausalLanguageModel
 from pretrain.objectives.masked_language_model import MaskedLanguageModel, MaskedWithGlobals
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
@@ -66,6 +69,7 @@ class Recipe:
     mixture: str = "proportional"  # how often each of several corpora comes: proportional[:LIMIT], smoothed:S, ...
     frozen: tuple[str, ...] = ()  # parameter path prefixes that are not trained
     teachers: tuple[Teacher, ...] = ()  # frozen models that the objective asks for
+    lora: Annotated[Lora | None, Suppress] = None  # products that are trained in place of frozen matrices
 
 
 def boundaries(recipe: Recipe) -> list[int]:
@@ -202,6 +206,7 @@ def check(recipe: Recipe) -> None:
             for number, task in enumerate(phase.tasks):
                 check_ranges(task, {"rate": POSITIVE}, f"phases.{index}.tasks.{number}.")
             _check_tasks(phase, f"phases.{index}.")
+        with_products(family_of(recipe.model).every_parameter(recipe.model), recipe.lora)
     except ValueError as error:
         raise UserError(str(error)) from None
     if not recipe.phases or abs(sum(phase.share for phase in recipe.phases) - 1) > 1e-6:
@@ -311,8 +316,9 @@ def to_json(recipe: Recipe) -> str:
                 del of[name]
     if recipe.schedule.steps is None:
         del fields["schedule"]["steps"]
-    if not recipe.teachers:
-        del fields["teachers"]
+    for name in ("teachers", "lora"):
+        if not fields[name]:
+            del fields[name]
     return json.dumps(fields, indent=2) + "\n"
 
 

@@ -10,16 +10,18 @@ from tyro.conf import arg
 
 from data_pipelines.command_line import Place, parse, unknown
 from data_pipelines.errors import UserError
+from data_pipelines.examples.layout import spread
 from data_pipelines.progress import doing
 from data_pipelines.tokenizers import stored
 from finetune.evaluators import Development, DevelopmentSets
-from finetune.recipe import recipe_of, source_model, with_labels
+from finetune.recipe import recipe_of, source_model, trunk_of, with_labels
 from finetune.registry import TASKS
 from finetune.rows import TaskData
 from finetune.task import FinetuningTask
-from models.core.ranges import COUNT, POSITIVE, SEED, SHARE
+from models.core.ranges import COUNT, COUNT_OR_NONE, POSITIVE, SEED, SHARE
 from pretrain.commands.arguments import UNNAMED
 from pretrain.commands.platform import keep_compiled_with
+from pretrain.lora import Lora
 from pretrain.optimizers import Optimizer
 from pretrain.options import How, Options, check_options
 from pretrain.recipe import LENGTH
@@ -27,7 +29,16 @@ from pretrain.schedules import Schedule
 from pretrain.storage import run_directory
 from pretrain.storage.journal import Warnings
 
-RANGES = {"epochs": POSITIVE, "batch_size": COUNT, "length": LENGTH, "warmup": SHARE, "seed": SEED}
+RANGES = {
+    "examples": COUNT,
+    "lora": COUNT_OR_NONE,
+    "layer_decay": SHARE,
+    "epochs": POSITIVE,
+    "batch_size": COUNT,
+    "length": LENGTH,
+    "warmup": SHARE,
+    "seed": SEED,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +65,17 @@ class Run(How):
     """Share of the steps in which the rate rises."""
     decay: float = 0.01
     """Weight decay of matrices and embeddings."""
+    layer_decay: float = 1.0
+    """Of the rate, from each layer to the one below."""
+    frozen: tuple[str, ...] = ()
+    """What stays as it is: embeddings, layers, layers[0:6], or any other path of parameters."""
+    lora: int = 0
+    """Rank of products that are trained in place of the attention's queries and values, while all but the head is
+    frozen; an export has them merged. 0: none."""
+    from_scratch: bool = False
+    """Take the model's sizes and tokenizer alone, and begin with random weights: what its pretraining is worth."""
+    examples: int | None = None
+    """How many examples to train on, the same for all seeds; by default all."""
     seed: int = 0
     """Of the head's first weights, the order of rows and dropout."""
     log_every: int = 10
@@ -69,6 +91,8 @@ class Run(How):
 
     def __post_init__(self):
         check_options(self, RANGES)
+        if self.lora and self.frozen:
+            raise UserError("--frozen: --lora freezes all but the head; leave one of them out")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -106,12 +130,18 @@ def finetune(task: FinetuningTask, options: Run, stop: Any = None) -> int:
     task = task.suited(config)
     train, dev = task.read(options.train), task.read(options.dev)
     labels = task.labels_of(train)
+    if options.examples is not None and options.examples < len(train):
+        (chosen,) = spread(len(train), options.examples, len(train))
+        train = [train[index] for index in chosen]
     rows = {split: task.encode(of, made, labels, options.length) for split, of in (("train", train), ("heldout", dev))}
     model = with_labels(options.source, config, labels)
-    optimizer, schedule = Optimizer(decay=options.decay), Schedule(peak=options.peak, warmup=options.warmup)
+    optimizer = Optimizer(decay=options.decay, layer_decay=options.layer_decay)
+    schedule = Schedule(peak=options.peak, warmup=options.warmup)
     lengths = [rows[split].lengths for split in ("train", "heldout")]
     of = (options.length, options.batch_size, options.epochs, optimizer, schedule, options.seed)
     recipe = recipe_of(options.workdir.name, model, task, lengths, *of)
+    frozen = trunk_of(recipe) if options.lora else options.frozen
+    recipe = dataclasses.replace(recipe, frozen=frozen, lora=Lora(options.lora) if options.lora else None)
     epoch = max(1, -(-len(train) // options.batch_size))
     with tempfile.TemporaryDirectory() as folder, Warnings() as warnings:
         run_directory.check_writable(options.workdir)
@@ -129,5 +159,5 @@ def run_options(options: Run, epoch: int) -> Options:
     shared = {field.name for field in dataclasses.fields(Options)} & {field.name for field in dataclasses.fields(Run)}
     given = {name: getattr(options, name) for name in shared}
     given |= {name: given[name] or epoch for name in ("eval_every", "checkpoint_every")}
-    begins = {"init_from": str(options.source), "init_heads_anew": True}
+    begins = {} if options.from_scratch else {"init_from": str(options.source), "init_heads_anew": True}
     return Options(corpus=str(options.train), keep=1, keep_best=True, **begins, **given)

@@ -246,6 +246,9 @@ def _resized(params: Mapping[str, np.ndarray], target, before, after) -> dict[st
     axes = {parameter.path: parameter.axes for parameter in family_of(target).every_parameter(target)}
     positions, resized = getattr(after, "positions", None), {}
     for path, array in params.items():
+        if path not in axes:  # a product beside a matrix
+            resized[path] = array
+            continue
         if POSITION in axes[path] and positions is not None:
             axis = axes[path].index(POSITION)
             array = np.take(array, np.arange(positions) % array.shape[axis], axis)

@@ -19,6 +19,7 @@ from models.core.family import Family
 from models.core.parameters import LAYERS, Parameter, Params, leaves, nest
 from models.core.program import Program
 from models.families.registry import family_of
+from pretrain.lora import initial_products, with_products
 from pretrain.objectives.objective import TEACHERS, Phase, Task, initialise
 from pretrain.optimizers import Optimizer, transformation
 from pretrain.recipe import Recipe, asked, asked_of_teachers, every_task, tasks_of
@@ -87,7 +88,7 @@ def merge(params: Params, frozen: Params) -> Params:
 
 def check_frozen(recipe: Recipe, shapes: Params) -> None:
     """UserError where an entry names no parameter, or layers that a stack has not, or nothing is left to train."""
-    table, flat = table_of(recipe.model, asked(recipe)), dict(leaves(shapes))
+    table, flat = own_parameters(recipe), dict(leaves(shapes))
     for index in range(len(recipe.phases)):
         entries = frozen_in(recipe, index)
         for entry in entries:
@@ -148,7 +149,7 @@ class Assembly(NamedTuple):
 
 def assemble(recipe: Recipe, program: Program | None = None) -> Assembly:
     """Nothing is allocated or compiled yet; UserError when a phase cannot train a sparse table."""
-    table = [row for row in table_of(recipe.model, asked(recipe)) if not is_frozen(row.path, recipe.frozen)]
+    table = [row for row in own_parameters(recipe) if not is_frozen(row.path, recipe.frozen)]
     for index in range(len(recipe.phases)):
         check_sparse(recipe, index, optimizer_in(recipe, index), table)
     program = program or programs.default()
@@ -191,8 +192,13 @@ def made_heads(config: Any, asks: Iterable[type | str]) -> tuple[str, ...]:
 def initial_params(assembly: Assembly, key: Array | None = None) -> Params:
     """Random parameters of the model, trained and frozen.   key: of the recipe's seed unless given."""
     key = jax.random.key(assembly.recipe.seed) if key is None else key
-    _, phase, task = every_task(assembly.recipe)[0]
-    return initialise(key, assembly.model, task.objective.spec(phase))
+    recipe = assembly.recipe
+    _, phase, task = every_task(recipe)[0]
+    params = initialise(key, assembly.model, task.objective.spec(phase))
+    if recipe.lora is None:
+        return params
+    of_model = table_of(recipe.model, asked(recipe))
+    return params | initial_products(jax.random.fold_in(key, 1), of_model, params, recipe.lora)
 
 
 @functools.lru_cache
@@ -219,7 +225,12 @@ def all_parameters(recipe: Recipe) -> list[Parameter]:
 
     asks = asked_of_teachers(recipe)
     of_teachers = [below(one.name, row) for one in recipe.teachers for row in table_of(one.model, asks[one.name])]
-    return table_of(recipe.model, asked(recipe)) + of_teachers
+    return own_parameters(recipe) + of_teachers
+
+
+def own_parameters(recipe: Recipe) -> list[Parameter]:
+    """The table of a recipe's model, with the products beside its matrices."""
+    return with_products(table_of(recipe.model, asked(recipe)), recipe.lora)
 
 
 def table_of(config: Any, asks: Iterable[type | str]) -> list[Parameter]:

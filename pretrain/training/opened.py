@@ -26,6 +26,7 @@ from models.core.parameters import Params
 from models.families.registry import family_of, name_of
 from pretrain.huggingface.config import config_from, folders, heads_in_folder, is_listing
 from pretrain.huggingface.load import load
+from pretrain.lora import merged
 from pretrain.objectives.objective import Objective, initialise
 from pretrain.objectives.protocols import CausalDecoder
 from pretrain.recipe import Recipe, tasks_of
@@ -52,6 +53,11 @@ class Restored(NamedTuple):
     frozen: Params
     mesh: Mesh
     stages: list[Stage]
+
+    @property
+    def whole(self) -> Params:
+        """The model's parameters in its own form."""
+        return merged(merge(self.params, self.frozen))
 
 
 def restore(directory: RunDirectory, step: int | None = None, mesh: Mesh | None = None) -> Restored:
@@ -148,7 +154,7 @@ class Opened(NamedTuple):
 
     def at(self, restored: Restored) -> "Opened":
         """The same run at another of its checkpoints."""
-        return self._replace(params=merge(restored.params, restored.frozen), run=restored)
+        return self._replace(params=restored.whole, run=restored)
 
     def check_decodes(self) -> None:
         """UserError unless it is a causal decoder."""
@@ -194,10 +200,11 @@ def open_model(source: Path, step: int | None = None, mesh: Mesh | None = None, 
     if best_of is not None and step is not None:
         raise UserError(f"--best {best_of}: says which step to read, and so does --step {step}; leave one of them out")
     restored = restore(directory, step if best_of is None else best_step(directory, best_of), mesh)
-    params = merge(restored.params, restored.frozen)
     with local_folder(directory.tokenizer) as folder:
         tokenizer = stored.load(folder)
-    return Opened(source, restored.assembly.model, params, restored.mesh, tokenizer, directory.tokenizer, restored)
+    return Opened(
+        source, restored.assembly.model, restored.whole, restored.mesh, tokenizer, directory.tokenizer, restored
+    )
 
 
 def best_step(directory: RunDirectory, name: str) -> int:

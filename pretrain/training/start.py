@@ -26,7 +26,7 @@ from pretrain.storage.best import best, losses
 from pretrain.storage.checkpoints import Checkpoints, TrainState, load_frozen, phase_of, save_frozen
 from pretrain.storage.journal import Journal, Warnings, open_journal, read_metrics
 from pretrain.storage.run_directory import RunDirectory, changed, disk_errors, versions
-from pretrain.training.assembly import initial_params, merge, parameter_shapes, table_of
+from pretrain.training.assembly import initial_params, parameter_shapes, table_of
 from pretrain.training.opened import restore
 from pretrain.training.placement import Placed, Stage, any_task, place_parameters, shardings
 from pretrain.training.signals import StopRequest
@@ -208,7 +208,7 @@ def _of_run(directory: RunDirectory, config, shapes: Params, corpus: Corpus, sta
     with local_folder(directory.tokenizer) as tokenizer:
         check_vocabulary(tokenizer, corpus.tokenizer_path, recipe.model, config)
     restored = restore(directory, mesh=host_mesh())
-    trained = jax.device_get(dict(leaves(merge(restored.params, restored.frozen))))
+    trained = jax.device_get(dict(leaves(restored.whole)))
     found = to_target(source, trained, recipe.model, config)
     params = dict(leaves(start())) if start else {}
     return jax.device_get(nest(params | {path: array for path, array in found.items() if path in wanted}))

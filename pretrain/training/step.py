@@ -20,6 +20,7 @@ from models.core.parameters import Params, leaves, nest
 from models.core.program import Program
 from models.core.sharding import placed_by
 from models.families.registry import family_of
+from pretrain.lora import merged
 from pretrain.objectives.objective import TEACHERS, Batch, Bound, Moment, Objective, Phase, Sums, Task, scope, shapes_of
 from pretrain.optimizers import clip
 from pretrain.recipe import Recipe, every_task, schedule_in, tasks_of
@@ -106,14 +107,14 @@ def train_step(
         weights = objective.weights(batch)
         factors = _factors(objective.coefficients(state.step), weights)
         keys = row_keys(given.seed, state.step, jnp.arange(batch_rows(batch)))
-        whole, held = split(state.params, held_here)
-        read = rows_read(assembly.table, batch, optimizer, whole, state.opt_state)
+        moving, held = split(state.params, held_here)
+        read = rows_read(assembly.table, batch, optimizer, moving, state.opt_state)
         trained, moments = read.gathered()
 
         def loss(params, part, keys, carry):
-            merged = merge(read.in_tables(params), merge(held, frozen))
-            merged, taught = bound(merged, objective, assembly.teachers)
-            terms, carry, counts = objective.loss(model, merged, part, carry, Moment(keys, True, state.step, taught))
+            whole = merge(read.in_tables(params), merge(held, frozen))
+            whole, taught = bound(whole, objective, assembly.teachers)
+            terms, carry, counts = objective.loss(model, whole, part, carry, Moment(keys, True, state.step, taught))
             return sum(factors[term] * terms[term].sum for term in factors), (terms, carry, counts)
 
         gradient = jax.value_and_grad(loss, has_aux=True)
@@ -225,8 +226,8 @@ def evaluation_step(
 
     def step(params: Params, frozen: Params, batch: Batch, index: Array, first: Array, carry, trained: Array):
         keys = row_keys(seed, index, first + jnp.arange(batch_rows(batch)))
-        merged, taught = bound(merge(params, frozen), objective, teachers)
-        terms, carry, counts = objective.loss(model, merged, batch, carry, Moment(keys, False, trained, taught))
+        whole, taught = bound(merge(params, frozen), objective, teachers)
+        terms, carry, counts = objective.loss(model, whole, batch, carry, Moment(keys, False, trained, taught))
         examples = {name: counts.pop(name) for name in objective.per_example}
         return (Sums(terms, objective.weights(batch)), counts), examples, carry
 
@@ -235,7 +236,7 @@ def evaluation_step(
 
 def bound(params: Params, objective: Objective, teachers: Mapping[str, nn.Module]) -> tuple[Params, dict[str, Bound]]:
     """(the model's own parameters, each teacher that the objective asks for with its)."""
-    own = {name: leaf for name, leaf in params.items() if name != TEACHERS}
+    own = merged({name: leaf for name, leaf in params.items() if name != TEACHERS})
     return own, {name: Bound(name, teachers[name], params[TEACHERS][name]) for name in objective.teachers}
 
 
@@ -254,8 +255,8 @@ def traced_loss(recipe: Recipe, phase: Phase, task: Task) -> ClosedJaxpr:
 
     def loss(params, frozen, batch, carry):
         keys = row_keys(0, 0, jnp.arange(batch_rows(batch)))
-        merged, taught = bound(merge(params, frozen), objective, assembly.teachers)
-        terms = objective.loss(assembly.model, merged, batch, carry, Moment(keys, True, 0, taught))[0]
+        whole, taught = bound(merge(params, frozen), objective, assembly.teachers)
+        terms = objective.loss(assembly.model, whole, batch, carry, Moment(keys, True, 0, taught))[0]
         return sum(terms[term].sum for term in objective.coefficients(0))
 
     carry = jax.eval_shape(lambda: objective.carry(assembly.model, phase, train=True)[0])

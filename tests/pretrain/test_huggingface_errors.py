@@ -69,7 +69,7 @@ WRONG = {
     "a head that is missing, and the class that has it": (
         "masked", None, "pretraining", "cls.seq_relationship.weight", "BertForMaskedLM", "BertForPreTraining",
     ),
-    "an unexpected tensor": ("masked", with_tensor("qa_outputs.weight", 2, 16), {}, "qa_outputs.weight"),
+    "an unexpected tensor": ("masked", with_tensor("another.weight", 2, 16), {}, "another.weight"),
     "another shape": ("masked", with_tensor(DENSE, 16, 25), {}, DENSE, "(16, 25)", "(16, 24)"),
     "an untied head": ("masked", untied, {}, DECODER, "ties"),
     "parts with different embeddings": ("electra", with_tensor(NORM, 16, part="generator"), {}, NORM, "discriminator"),

@@ -1,0 +1,72 @@
+"""Low-rank adaptation (Hu et al. 2021, arXiv:2106.09685): of some frozen matrices W what is trained is a product of two
+narrow ones beside, W + ALPHA / rank * down @ up. Merged, a model has its own form again."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from models.core.parameters import Parameter, Params, leaves, nest
+from models.core.ranges import COUNT, check_ranges
+
+LORA = "lora"  # the path of what is trained, among the parameters: lora/PATH OF THE MATRIX/down, .../up
+ALPHA = 16.0  # section 4.1: to choose it is to choose a rate, which the schedule does
+
+
+@dataclasses.dataclass(frozen=True)
+class Lora:
+    """A part of a recipe, in which all that has such products beside it should be frozen."""
+
+    rank: int = 8  # width of the narrow matrices
+    targets: tuple[str, ...] = ("attention/query", "attention/value")  # of all layers: how the matrices' paths end
+
+    def __post_init__(self):
+        check_ranges(self, {"rank": COUNT}, "lora.")
+
+
+def with_products(table: Sequence[Parameter], lora: Lora | None) -> list[Parameter]:
+    """A parameter table with the rows of the products; ValueError for a target that is no matrix's."""
+    rows = [*table]
+    for target in lora.targets if lora else ():
+        found = [row for row in table if row.path.removesuffix("/kernel").endswith(f"/{target}") and len(row.axes) > 1]
+        matrices = [row for row in found if row.path.endswith("/kernel")]
+        if not matrices:
+            raise ValueError(f"lora.targets: no matrix's path ends with {target}; give some as in attention/query")
+        for row in matrices:
+            *outer, above, below = row.axes
+            rows.append(Parameter(f"{LORA}/{row.path}/down", (*outer, above, None), {}))
+            rows.append(Parameter(f"{LORA}/{row.path}/up", (*outer, None, below), {}))
+    return rows
+
+
+def initial_products(key: Array, table: Sequence[Parameter], params: Params, lora: Lora) -> Params:
+    """The products at the start, which change nothing: normal `down`, of std width ** -0.5, and `up` of zeros."""
+    shapes, made = {path: leaf.shape for path, leaf in leaves(params)}, {}
+    for number, row in enumerate(row for row in with_products(table, lora) if row.path.startswith(f"{LORA}/")):
+        *parents, name = row.path.split("/")
+        *outer, above, below = shapes["/".join(parents[1:])]
+        narrow = (*outer, above, lora.rank)
+        down = above**-0.5 * jax.random.normal(jax.random.fold_in(key, number), narrow)
+        made[row.path] = down if name == "down" else jnp.zeros((*outer, lora.rank, below))
+    return nest(made)
+
+
+def merged(params: Params) -> Params:
+    """Parameters with the products added to their matrices; without any, as they are."""
+    products = params.get(LORA)
+    if products is None:
+        return params
+    flat = dict(leaves({name: leaf for name, leaf in params.items() if name != LORA}))
+    for path, pair in _pairs(products).items():
+        flat[path] = flat[path] + ALPHA / pair["down"].shape[-1] * jnp.matmul(pair["down"], pair["up"])
+    return nest(flat)
+
+
+def _pairs(products: Mapping) -> dict[str, dict[str, Array]]:
+    pairs: dict[str, dict[str, Array]] = {}
+    for path, leaf in leaves(products):
+        matrix, _, name = path.rpartition("/")
+        pairs.setdefault(matrix, {})[name] = leaf
+    return pairs
