@@ -83,10 +83,10 @@ def pretrainings(path: Path, options: Comparison) -> list[Training]:
 def suite(run: Path, options: Comparison, random: bool) -> dict[str, list[float]]:
     """The score of each seed, by task."""
     folder = options.workdir / f"{run.name}{'-random' if random else ''}-tasks"
-    command = ["finetune", "suite", run, "--tasks", options.tasks, "--seeds", options.seeds, "--workdir", folder]
-    command += ["--out", folder / "card.md", *["--random"] * random]
+    command = ["finetune", "suite", run, "--tasks", options.tasks, "--seeds", options.seeds]
+    command += ["--out", folder / "card.md", *["--from-scratch"] * random]
     subprocess.run([sys.executable, "-m", *map(str, command)], check=True)
-    return json.loads((folder / "scores.json").read_text())
+    return json.loads((folder / "card.json").read_text())
 
 
 def table_of(cards: Mapping[str, Mapping[str, list[float]]], minutes: Mapping[str, float], options: Comparison):

@@ -1,4 +1,4 @@
-"""python -m finetune run | eval | export"""
+"""python -m finetune run | several | suite | eval | export"""
 
 from importlib import import_module
 
@@ -9,12 +9,14 @@ USAGE = """python -m finetune COMMAND ...
 
   run TASK --from MODEL --train FILE --dev FILE --workdir DIR   finetune a model, or go on in the same directory; tasks:
                                                                 classify
+  several --from MODEL --tasks DIR --workdir DIR                the same on several tasks at once
+  suite MODEL --tasks DIR --out FILE.md                         its scores on each task of a folder, over several seeds
   eval RUN --test FILE [--predictions FILE]                     what it answers, and how good that is
   export RUN --to DIR                                           the model with its head, for Hugging Face
 
 --help after a command lists its options. Exit status: as of `python -m pretrain`."""
 
-COMMANDS = "run", "eval", "export"  # each the module of that name in finetune/commands/
+COMMANDS = "run", "several", "suite", "eval", "export"  # each the module of that name in finetune/commands/
 
 
 def main(arguments: list[str]) -> int:

@@ -33,10 +33,9 @@ class FinetuningTask(Objective):
     columns: ClassVar[Spec] = {}
     of_tokens: ClassVar[Spec] = {}
 
-    bucket: Annotated[tuple[int, int], Suppress] = (
-        0,
-        0,
-    )  # rows longer than the first and no longer than the second alone; 0: of the phase
+    # Rows longer than the first and no longer than the second alone; 0: those of the phase
+    bucket: Annotated[tuple[int, int], Suppress] = (0, 0)
+    part: Annotated[tuple[int, int], Suppress] = (0, 0)  # of the model's labels those of this task; (0, 0): all
 
     def suited(self, model_config: Any) -> Self:
         """The same task as it is for a model."""

@@ -9,13 +9,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tyro.conf import Positional
 
-from data_pipelines.command_line import Place, parse
+from data_pipelines.command_line import Place, parse, unknown
 from data_pipelines.errors import UserError
 from finetune.evaluators import Development, figures_of
 from finetune.predict import Predictor
 from finetune.registry import TASKS
 from finetune.task import FinetuningTask
 from pretrain.commands.common import check_file, writing
+from pretrain.recipe import group_of, tasks_of
 from pretrain.storage.best import LOSS, SCORE
 from pretrain.storage.run_directory import write_whole
 
@@ -30,6 +31,8 @@ class Evaluation:
     """File of examples, as those that the run was trained on; it may lack what is asked."""
     predictions: Path | None = None
     """File to write with the answers, a JSON object a line, in the order of the examples."""
+    task: str = ""
+    """Of a run on several tasks, which one the file is of."""
     step: int | None = None
     """Which checkpoint; by default the best by --dev."""
 
@@ -56,12 +59,17 @@ def evaluate(options: Evaluation) -> tuple[dict[str, float], list[dict]]:
     from pretrain.training.opened import open_model
 
     opened = open_model(options.run, options.step, best_of=LOSS if options.step is None else None)
-    task = opened.objective
+    tasks = {group_of(one.name): one.objective for one in tasks_of(opened.recipe, opened.recipe.phases[0])}
+    if options.task not in tasks:
+        raise UserError(unknown("--task: this run has no", options.task or "task without a name", tasks))
+    task = tasks[options.task]
     if not isinstance(task, FinetuningTask):
         raise UserError(
             f"{options.run}: was not finetuned on a task ({', '.join(TASKS)}); use `python -m pretrain eval`"
         )
-    examples, labels = task.read(options.test, is_labelled=False), opened.config.labels
+    examples = task.read(options.test, is_labelled=False)
+    begin, end = task.part
+    labels = [label.removeprefix(f"{options.task}/") for label in opened.config.labels[begin : end or None]]
     length = max(phase.length for phase in opened.recipe.phases)
     of = Development(examples, task.encode(examples, opened.tokenizer, labels, length), labels)
     predictor = Predictor(task, opened.run.assembly, opened.mesh, length)

@@ -18,8 +18,9 @@ from finetune.rows import joined
 from finetune.task import FinetuningTask, apply_head, hidden_states
 from finetune.texts import encoded
 from models.blocks.heads import CLASSIFIER
+from models.core.noise import site
 from models.core.program import Program
-from models.core.ranges import SHARE, check_ranges
+from models.core.ranges import NOT_NEGATIVE, SHARE, check_ranges
 from models.families.registry import family_of
 from pretrain.objectives.objective import Term
 from pretrain.objectives.protocols import CausalDecoder
@@ -37,7 +38,10 @@ class Labelled(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Classify(FinetuningTask):
-    """A head tells one of several classes, or with `regression` a number."""
+    """A head tells one of several classes, or with `regression` a number.
+
+    With r_drop the loss is half of equation 4 of Wu et al. 2021 (arXiv:2106.14448).
+    """
 
     asks: ClassVar[tuple[str, ...]] = (CLASSIFIER,)
 
@@ -47,16 +51,17 @@ class Classify(FinetuningTask):
     metric: str = ""  # by which models are compared: accuracy (the default), f1, matthews; pearson, spearman, error
     label_smoothing: float = 0.0  # share of a target that all classes have alike (Szegedy et al. 2016, section 7)
     class_weights: tuple[float, ...] = ()  # of the loss, by class in the order of their names
+    r_drop: float = 0.0  # then each row is read twice, and how far the two differ counts so much (Wu et al. 2021)
     causal: Annotated[bool, Suppress] = False  # whether the model reads from left to right
 
     def __post_init__(self):
-        check_ranges(self, {"label_smoothing": SHARE}, "--")
+        check_ranges(self, {"label_smoothing": SHARE, "r_drop": NOT_NEGATIVE}, "--")
         if len(self.text) not in (1, 2):
             raise ValueError(f"--text {' '.join(self.text)}: a row has one text or two; give one column or two")
         known = metrics.OF_NUMBERS if self.regression else metrics.OF_CLASSES
         if self.metric and self.metric not in known:
             raise ValueError(unknown("--metric: here there is no", self.metric, known))
-        for name in ("label_smoothing", "class_weights"):
+        for name in ("label_smoothing", "class_weights", "r_drop"):
             if self.regression and getattr(self, name):
                 raise ValueError(f"--{name.replace('_', '-')}: --regression has no classes; leave it out")
 
@@ -113,10 +118,22 @@ class Classify(FinetuningTask):
 
     def scores(self, model, params, batch, noise=None):
         hidden = hidden_states(model, params, batch, noise, batch["place"][:, None])[:, 0]
-        return {"logits": apply_head(model, params, self.asks[0], hidden, noise)}
+        logits, (begin, end) = apply_head(model, params, self.asks[0], hidden, noise), self.part
+        return {"logits": logits[:, begin:end] if end else logits}
+
+    def loss(self, model, params, batch, carry, moment):
+        if not self.r_drop or not moment.train:
+            return super().loss(model, params, batch, carry, moment)
+        twice = [self.scores(model, params, batch, site(moment.noise, time)) for time in range(2)]
+        one, other = (self.terms(outputs, batch)["label"] for outputs in twice)
+        logs = [jax.nn.log_softmax(outputs["logits"]) for outputs in twice]
+        apart = ((jnp.exp(logs[0]) - jnp.exp(logs[1])) * (logs[0] - logs[1])).sum(1)  # both ways together
+        label = Term((one.sum + other.sum) / 2, (one.hits + other.hits) / 2)
+        return {"label": label, "r_drop": Term(jnp.sum(self._weights(batch) * apart) / 4)}, carry, {}
 
     def weights(self, batch):
-        return {"label": self._weights(batch).sum()}
+        of_rows = self._weights(batch).sum()
+        return {"label": of_rows} | ({"r_drop": of_rows} if self.r_drop else {})
 
     def _weights(self, batch):
         """f32[rows]: of each row's loss; 0 where a row has no label."""
@@ -127,7 +144,7 @@ class Classify(FinetuningTask):
         return jnp.where(labels >= 0, of_class, 0.0).astype(jnp.float32)
 
     def coefficients(self, step):
-        return {"label": 1.0}
+        return {"label": 1.0} | ({"r_drop": self.r_drop} if self.r_drop else {})
 
     def terms(self, outputs, batch):
         logits, labels, weights = outputs["logits"], batch["labels"], self._weights(batch)

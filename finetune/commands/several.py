@@ -1,0 +1,34 @@
+"""`python -m finetune several`: finetunes one model on several tasks at once, which take turns (Liu et al. 2019,
+arXiv:1901.11504)."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from data_pipelines.command_line import parse
+from data_pipelines.errors import UserError
+from finetune.commands.run import train
+from finetune.options import Training
+from finetune.task_files import of_task_file, task_files
+from finetune.tasks.classify import Classify
+from finetune.training import Files
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Several(Training):
+    """Finetune one model on several tasks at once: a step is of one of them, drawn by their sizes, and each has scores
+    of its own in the head. To go on with one alone, begin with `finetune run --from` this run."""
+
+    tasks: Path
+    """Folder of tasks, a JSON file each; of their options those of a run alone have no effect."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse(Several, arguments, "python -m finetune several")
+    tasks = {}
+    for name, fields in task_files(options.tasks).items():
+        task, run = of_task_file(fields, **{"from": options.source, "workdir": options.workdir})
+        if not isinstance(task, Classify):
+            raise UserError(f"{options.tasks / name}.json: {fields['task']} goes alone; take it out of the folder")
+        tasks[name] = Files(task, run.train, run.dev)
+    return train(tasks, options)

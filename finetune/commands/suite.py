@@ -1,0 +1,146 @@
+"""`python -m finetune suite`: a model's scores on a folder of tasks, several seeds each, as a table and a picture."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tyro.conf import Positional
+
+from data_pipelines.command_line import Place, parse
+from finetune.task_files import of_task_file, task_files
+from finetune.training import Files, finetune
+from models.core.ranges import COUNT
+from pretrain.commands.common import check_file, save_picture, writing
+from pretrain.commands.platform import keep_compiled_with
+from pretrain.options import check_options
+from pretrain.storage.best import SCORE
+from pretrain.storage.journal import read_metrics
+from pretrain.storage.run_directory import RunDirectory, write_whole
+from pretrain.training.signals import StopRequest, stop_request
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Suite:
+    """Finetune a model on each task of a folder with several seeds; what is finished is not done again."""
+
+    run: Positional[Place]
+    """The model: a run's work directory, or a Hugging Face folder."""
+    tasks: Path
+    """Folder of tasks, NAME.json each: {"task": "classify", "train": "train.tsv", "dev": "dev.tsv", "epochs": 5, ...},
+    with paths relative to the file and any options of `finetune run`."""
+    out: Path
+    """The table, .md; beside it a picture, .png, and the scores of all seeds, .json."""
+    workdir: Path | None = None
+    """Where the runs are; by default beside --out."""
+    seeds: int = 5
+    """Runs of each task."""
+    from_scratch: bool = False
+    """Begin with random weights: what the model's pretraining is worth."""
+
+    def __post_init__(self):
+        check_options(self, {"seeds": COUNT})
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse(Suite, arguments, "python -m finetune suite")
+    check_file(options.out)
+    given, scores = task_files(options.tasks), {}
+    tasks = {name: of_task_file(fields, **_of_run(options, name, 0))[0] for name, fields in given.items()}
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with stop_request() as stop, Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        shown = bar.add_task("", total=len(tasks) * options.seeds)
+        for name, fields in given.items():
+            for seed in range(options.seeds):
+                bar.update(shown, description=f"{name}, seed {seed}")
+                found = score(options, name, fields, seed, stop)
+                if found is None:
+                    return 75
+                scores.setdefault(name, []).append(found)
+                bar.advance(shown)
+    with writing(options.out):
+        write_whole(options.out.with_suffix(".json"), json.dumps(scores, indent=1) + "\n")
+        metrics = {name: metric_of(options, name) for name in tasks}
+        write_whole(options.out, card(options, scores, metrics))
+    picture(scores, options.out.with_suffix(".png"), f"{options.run}{' from scratch' * options.from_scratch}")
+    print(options.out.read_text("utf-8"), end="")
+    return 0
+
+
+def workdir(options: Suite, name: str, seed: int) -> Path:
+    """Of one run."""
+    return (options.workdir or options.out.with_suffix("")) / name / str(seed)
+
+
+def _of_run(options: Suite, name: str, seed: int) -> dict:
+    places = {"from": options.run, "workdir": workdir(options, name, seed)}
+    return {**places, "seed": seed, "from_scratch": options.from_scratch}
+
+
+def score(options: Suite, name: str, fields: Mapping, seed: int, stop: StopRequest) -> float | None:
+    """The best on --dev of one run, which is made or gone on with; None where it was stopped."""
+    task, run = of_task_file(fields, **_of_run(options, name, seed))
+    keep_compiled_with(run.workdir)
+    with contextlib.redirect_stdout(io.StringIO()), quiet():
+        if finetune({"": Files(task, run.train, run.dev)}, run, stop):
+            return None
+    return max(one[SCORE] for one in read_metrics(RunDirectory(run.workdir), "eval"))
+
+
+@contextlib.contextmanager
+def quiet():
+    """Without what each run warns of: its log has it."""
+    logger, before = logging.getLogger(), logging.getLogger().level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def metric_of(options: Suite, name: str) -> str:
+    """The name of the figure that is the score."""
+    last = read_metrics(RunDirectory(workdir(options, name, 0)), "eval")[-1]
+    others = [figure for figure, value in last.items() if value == last[SCORE] and figure not in (SCORE, "step")]
+    return others[0] if others else SCORE
+
+
+def card(options: Suite, scores: Mapping[str, Sequence[float]], metrics: Mapping[str, str]) -> str:
+    """The table."""
+    begun = "with random weights" if options.from_scratch else "with its weights"
+    lines = [
+        f"# {options.run}, finetuned {begun}",
+        "",
+        f"Best scores on --dev in percent, over {options.seeds} seeds.",
+        "",
+        "| task | score | median | least | most | standard deviation |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, of_task in scores.items():
+        percent = 100 * np.array(of_task)
+        figures = np.median(percent), percent.min(), percent.max(), percent.std(ddof=len(percent) > 1)
+        lines.append(f"| {name} | {metrics[name]} | " + " | ".join(f"{value:.1f}" for value in figures) + " |")
+    mean = np.mean([np.median(of_task) for of_task in scores.values()])
+    return "\n".join([*lines, f"| mean | | {100 * mean:.1f} | | | |"]) + "\n"
+
+
+def picture(scores: Mapping[str, Sequence[float]], out: Path, title: str) -> None:
+    """Each seed's score of each task, and their median."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.5 + 1.2 * len(scores), 4), layout="constrained")
+    axes = figure.add_subplot()
+    for place, of_task in enumerate(scores.values()):
+        percent = 100 * np.array(of_task)
+        seeds = axes.scatter(np.full(len(percent), place), percent, s=18, color="C0", alpha=0.6)
+        median = axes.hlines(np.median(percent), place - 0.25, place + 0.25, color="C1")
+    axes.set_xticks(range(len(scores)), scores, rotation=30, ha="right")
+    axes.set(ylabel="score on --dev, percent", title=title)
+    save_picture(figure, {"a seed": seeds, "median": median}, 2, out)

@@ -1,0 +1,51 @@
+"""A folder of tasks: NAME.json each, an object of which `task` is the task and all else options of `finetune run`, by
+their names, with paths relative to the file:
+
+    {"task": "classify", "train": "rte/train.tsv", "dev": "rte/dev.tsv", "text": ["first", "second"], "epochs": 5}
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from data_pipelines.command_line import as_option
+from data_pipelines.errors import UserError
+from finetune.commands.run import parse_run
+from finetune.options import Run
+from finetune.task import FinetuningTask
+
+PATHS = "train", "dev"
+
+
+def task_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """The objects by name, in order of names, with whole paths. UserError where there is none, or one that is none."""
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise UserError(f"--tasks {folder}: has no .json file; give a folder with one for each task")
+    return {file.stem: _read(file) for file in files}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: cannot be read ({error}); give a JSON object") from None
+    if not isinstance(fields, dict) or not {"task", *PATHS} <= fields.keys():
+        raise UserError(f"{file}: is no task; give an object with task, {', '.join(PATHS)} and options of its run")
+    return fields | {name: str(file.parent / str(fields[name])) for name in PATHS}
+
+
+def of_task_file(fields: Mapping[str, Any], **options: Any) -> tuple[FinetuningTask, Run]:
+    """The task of an object, and how it is run with further options: those of `finetune run`, by their names."""
+    given = {name: value for name, value in fields.items() if name != "task"} | options
+    arguments = [str(fields["task"])]
+    for name, value in given.items():
+        arguments += _argument(name, value)
+    return parse_run(arguments)
+
+
+def _argument(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [as_option(name, value)]
+    return [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]

@@ -1,0 +1,147 @@
+"""A run of finetuning: tasks are read, become a recipe, and train as pretraining does."""
+
+import dataclasses
+import math
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data_pipelines.cloud import is_file, local_folder
+from data_pipelines.errors import UserError
+from data_pipelines.examples.layout import spread
+from data_pipelines.progress import doing
+from data_pipelines.tokenizers import stored
+from data_pipelines.tokenizers.made import Made
+from finetune.evaluators import Development, DevelopmentSets
+from finetune.options import Training
+from finetune.rows import Rows, TaskData, buckets
+from finetune.task import FinetuningTask
+from models.families.registry import family_of, name_of
+from pretrain.huggingface.config import config_from, folders
+from pretrain.lora import Lora
+from pretrain.objectives.objective import Phase, Task
+from pretrain.optimizers import Optimizer
+from pretrain.options import Options
+from pretrain.recipe import Recipe
+from pretrain.schedules import Schedule
+from pretrain.storage import run_directory
+from pretrain.storage.journal import Warnings
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.run import run_on
+from pretrain.training.signals import StopRequest
+
+
+class Files(NamedTuple):
+    """A task and its files."""
+
+    task: FinetuningTask
+    train: Path
+    dev: Path
+
+
+class Read(NamedTuple):
+    """A task whose files are read.   rows: of 'train' and 'heldout'."""
+
+    task: FinetuningTask
+    rows: dict[str, Rows]
+    dev: Development
+
+    @property
+    def number(self) -> int:
+        """Rows to train on."""
+        return len(self.rows["train"])
+
+
+def finetune(tasks: Mapping[str, Files], options: Training, stop: StopRequest | None = None) -> int:
+    """Finetune on tasks by name, on one alone with the name ''; or go on -> exit status, as of
+    `pretrain.training.run.run`. UserError as there, and for files that are malformed."""
+    doing("reading the task")
+    config, made = source_model(options.source)
+    if not hasattr(config, "labels"):
+        raise UserError(f"--from {options.source}: {name_of(config)} has no heads for tasks; take another model")
+    read, labels = {}, []
+    for name, files in tasks.items():
+        read[name] = one = _read(files, config, made, options)
+        if name:
+            part = len(labels), len(labels) + len(one.dev.labels)
+            read[name] = one._replace(task=dataclasses.replace(one.task, part=part))
+        labels += [f"{name}/{label}" if name else label for label in one.dev.labels]
+    model = dataclasses.replace(config, labels=tuple(labels))
+    recipe = recipe_of(read, model, options)
+    epoch = max(1, -(-sum(one.number for one in read.values()) // options.batch_size))
+    sets = {name: one.dev for name, one in read.items()}
+    evaluators = lambda stages, corpora, examples: DevelopmentSets(sets, stages)
+    with tempfile.TemporaryDirectory() as folder, Warnings() as warnings:
+        run_directory.check_writable(options.workdir)
+        stored.save(made, Path(folder))
+        data = {
+            name: TaskData(one.rows, str(tasks[name].train), Path(folder), model.vocab_size)
+            for name, one in read.items()
+        }
+        return run_on(data, recipe, _options(options, epoch, tasks), warnings, stop, evaluators)
+
+
+def source_model(source: Path) -> tuple[Any, Made]:
+    """The config and the tokenizer of a run or of a Hugging Face folder. UserError where it is neither."""
+    directory = RunDirectory(source)
+    if is_file(directory.recipe):
+        with local_folder(directory.tokenizer) as folder:
+            return directory.read_recipe().model, stored.load(folder)
+    if not is_file(directory.path / "config.json"):
+        raise UserError(f"--from {source}: is no run, and no Hugging Face folder; give one of them")
+    with local_folder(directory.path) as folder:
+        config = config_from(folder)
+        return config, stored.load(next(iter(folders(folder, family_of(config)).values())))
+
+
+def _read(files: Files, config: Any, made: Made, options: Training) -> Read:
+    task = files.task.suited(config)
+    train, dev = task.read(files.train), task.read(files.dev)
+    labels = task.labels_of(train)
+    if options.examples is not None:
+        (chosen,) = spread(len(train), options.examples, len(train))
+        train = [train[index] for index in chosen]
+    rows = {split: task.encode(of, made, labels, options.length) for split, of in (("train", train), ("heldout", dev))}
+    return Read(task, rows, Development(dev, rows["heldout"], labels))
+
+
+def recipe_of(read: Mapping[str, Read], model: Any, options: Training) -> Recipe:
+    """Each bucket of each task as a task of one phase, which comes as often as it has rows."""
+    tasks, longest, number = [], 0, sum(one.number for one in read.values())
+    for name, one in read.items():
+        lengths = one.rows["train"].lengths
+        ends = buckets(np.concatenate([lengths, one.rows["heldout"].lengths]))
+        longest = max(longest, ends[-1])
+        for above, end in zip([0, *ends], ends, strict=False):
+            rows = int(((lengths > above) & (lengths <= end)).sum())
+            if rows:
+                of_bucket = dataclasses.replace(one.task, bucket=(above, end))
+                tasks.append(Task(f"{name}:{end}", of_bucket, float(rows), name))
+    frozen = tuple(dict.fromkeys(row.path.partition("/")[0] for row in family_of(model).table(model)))
+    return Recipe(
+        name=options.workdir.name,
+        source="finetuning",
+        model=model,
+        objective=tasks[0].objective,
+        optimizer=Optimizer(decay=options.decay, layer_decay=options.layer_decay),
+        schedule=Schedule(peak=options.peak, warmup=options.warmup),
+        phases=(Phase(1.0, longest, options.batch_size, tasks=tuple(tasks)),),
+        steps=math.ceil(number * options.epochs / options.batch_size),
+        seed=options.seed,
+        frozen=frozen if options.lora else options.frozen,
+        lora=Lora(options.lora) if options.lora else None,
+    )
+
+
+def _options(options: Training, epoch: int, tasks: Mapping[str, Files]) -> Options:
+    """How pretraining's loop is to run it.   epoch: steps of one."""
+    known = {field.name for field in dataclasses.fields(Options)}
+    shared = [field.name for field in dataclasses.fields(Training) if field.name in known]
+    given = {name: getattr(options, name) for name in shared}
+    given |= {name: given[name] or epoch for name in ("eval_every", "checkpoint_every")}
+    begins = {} if options.from_scratch else {"init_from": str(options.source), "init_heads_anew": True}
+    corpus = ",".join(str(files.train) for files in tasks.values())
+    return Options(corpus=corpus, keep=1, keep_best=True, **begins, **given)
