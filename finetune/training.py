@@ -30,6 +30,7 @@ from pretrain.schedules import Schedule
 from pretrain.storage import run_directory
 from pretrain.storage.journal import Warnings
 from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.placement import Placed
 from pretrain.training.run import run_on
 from pretrain.training.signals import StopRequest
 
@@ -55,9 +56,25 @@ class Read(NamedTuple):
         return len(self.rows["train"])
 
 
-def finetune(tasks: Mapping[str, Files], options: Training, stop: StopRequest | None = None) -> int:
+class Programs:
+    """What runs in this process have traced and compiled: others that differ by the seed alone take it.
+
+    placed: the last run.   evaluators: as of `run_on`, of the same files.
+    """
+
+    placed: Placed | None = None
+    evaluators: DevelopmentSets | None = None
+
+
+def finetune(
+    tasks: Mapping[str, Files],
+    options: Training,
+    stop: StopRequest | None = None,
+    programs: Programs | None = None,
+) -> int:
     """Finetune on tasks by name, on one alone with the name ''; or go on -> exit status, as of
     `pretrain.training.run.run`. UserError as there, and for files that are malformed."""
+    programs = programs or Programs()
     doing("reading the task")
     config, made = source_model(options.source)
     if not hasattr(config, "labels"):
@@ -73,7 +90,11 @@ def finetune(tasks: Mapping[str, Files], options: Training, stop: StopRequest | 
     recipe = recipe_of(read, model, options)
     epoch = max(1, -(-sum(one.number for one in read.values()) // options.batch_size))
     sets = {name: one.dev for name, one in read.items()}
-    evaluators = lambda stages, corpora, examples: DevelopmentSets(sets, stages)
+
+    def evaluators(stages, corpora, examples):
+        programs.evaluators = programs.evaluators or DevelopmentSets(sets, stages)
+        return programs.evaluators
+
     with tempfile.TemporaryDirectory() as folder, Warnings() as warnings:
         run_directory.check_writable(options.workdir)
         stored.save(made, Path(folder))
@@ -81,7 +102,9 @@ def finetune(tasks: Mapping[str, Files], options: Training, stop: StopRequest | 
             name: TaskData(one.rows, str(tasks[name].train), Path(folder), model.vocab_size)
             for name, one in read.items()
         }
-        return run_on(data, recipe, _options(options, epoch, tasks), warnings, stop, evaluators)
+        of = (_options(options, epoch, tasks), warnings, stop, evaluators, programs.placed)
+        status, programs.placed = run_on(data, recipe, *of)
+        return status
 
 
 def source_model(source: Path) -> tuple[Any, Made]:

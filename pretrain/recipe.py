@@ -142,6 +142,11 @@ def extended(recipe: Recipe, done: int, steps: int, kind: str) -> Recipe:
     return dataclasses.replace(recipe, steps=steps, phases=(*phases, further), schedule=shared)
 
 
+def same_programs(recipe: Recipe) -> Recipe:
+    """What two recipes have in common where the same programs are theirs, which are given the seed."""
+    return dataclasses.replace(recipe, name="", source="", seed=0)
+
+
 def tasks_of(recipe: Recipe, phase: Phase) -> tuple[Task, ...]:
     """What a phase learns; where that is one objective, a task without a name."""
     return phase.tasks or (Task("", phase.objective or recipe.objective),)

@@ -15,7 +15,7 @@ from tyro.conf import Positional
 
 from data_pipelines.command_line import Place, parse
 from finetune.task_files import of_task_file, task_files
-from finetune.training import Files, finetune
+from finetune.training import Files, Programs, finetune
 from models.core.ranges import COUNT
 from pretrain.commands.common import check_file, save_picture, writing
 from pretrain.commands.platform import keep_compiled_with
@@ -58,9 +58,10 @@ def main(arguments: Sequence[str]) -> int:
     with stop_request() as stop, Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         shown = bar.add_task("", total=len(tasks) * options.seeds)
         for name, fields in given.items():
+            programs = Programs()
             for seed in range(options.seeds):
                 bar.update(shown, description=f"{name}, seed {seed}")
-                found = score(options, name, fields, seed, stop)
+                found = score(options, name, fields, seed, stop, programs)
                 if found is None:
                     return 75
                 scores.setdefault(name, []).append(found)
@@ -84,12 +85,12 @@ def _of_run(options: Suite, name: str, seed: int) -> dict:
     return {**places, "seed": seed, "from_scratch": options.from_scratch}
 
 
-def score(options: Suite, name: str, fields: Mapping, seed: int, stop: StopRequest) -> float | None:
+def score(options: Suite, name: str, fields: Mapping, seed: int, stop: StopRequest, programs: Programs) -> float | None:
     """The best on --dev of one run, which is made or gone on with; None where it was stopped."""
     task, run = of_task_file(fields, **_of_run(options, name, seed))
     keep_compiled_with(run.workdir)
     with contextlib.redirect_stdout(io.StringIO()), quiet():
-        if finetune({"": Files(task, run.train, run.dev)}, run, stop):
+        if finetune({"": Files(task, run.train, run.dev)}, run, stop, programs):
             return None
     return max(one[SCORE] for one in read_metrics(RunDirectory(run.workdir), "eval"))
 

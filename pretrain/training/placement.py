@@ -117,6 +117,12 @@ class Placed(NamedTuple):
     load: Load
     stages: list[Stage]
 
+    def of(self, recipe: Recipe) -> "Placed":
+        """A recipe of the same programs, which are not traced or compiled again."""
+        assembly = self.assembly._replace(recipe=recipe)
+        stages = [stage._replace(assembly=assembly) for stage in self.stages]
+        return self._replace(assembly=assembly, stages=stages)
+
 
 def place(
     recipe: Recipe, how: How, devices: Sequence[jax.Device], memory: float | None, platform: str | None = None

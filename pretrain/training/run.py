@@ -15,7 +15,17 @@ from data_pipelines.tokenizers import stored as tokenizers
 from models.core.parameters import count
 from pretrain.huggingface.config import misfits
 from pretrain.options import Options
-from pretrain.recipe import Recipe, boundaries, from_json, phase_at, rate_after, resolve, schedule_in, to_json
+from pretrain.recipe import (
+    Recipe,
+    boundaries,
+    from_json,
+    phase_at,
+    rate_after,
+    resolve,
+    same_programs,
+    schedule_in,
+    to_json,
+)
 from pretrain.storage import run_directory
 from pretrain.storage.journal import Warnings
 from pretrain.storage.run_directory import flat
@@ -45,7 +55,7 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
         corpora = opened(options)
         for corpus in corpora.values():
             _check_splits(corpus)
-        return run_on(corpora, recipe, options, warnings, stop)
+        return run_on(corpora, recipe, options, warnings, stop)[0]
 
 
 def run_on(
@@ -55,11 +65,19 @@ def run_on(
     warnings: Warnings,
     stop: StopRequest | None = None,
     evaluators: Callable = Evaluators,
-) -> int:
-    """The same of what is opened.   evaluators: what evaluates the tasks of a phase, made as `Evaluators` is."""
+    before: Placed | None = None,
+) -> tuple[int, Placed]:
+    """The same of what is opened -> (exit status, what the run was placed as).
+
+    evaluators: what evaluates the tasks of a phase, made as `Evaluators` is.   before: what another run in this process
+    was placed as, whose programs are taken where they are the same.
+    """
     checked = _checked(recipe, corpora, options)
     _check_memory(checked)
-    placed = place(checked, options, jax.devices(), device_memory())
+    if before is not None and same_programs(before.assembly.recipe) == same_programs(checked):
+        placed = before.of(checked)
+    else:
+        placed = place(checked, options, jax.devices(), device_memory())
     begun = begun_from(placed, next(iter(corpora.values())), options)
     doing("tracing the programs")
     trace(placed.stages)
@@ -70,7 +88,7 @@ def run_on(
             state, status = train(whole, first.state, first.phase)
         if status == 0:
             whole.journal.say(f"done: {int(state.step)} steps in {whole.directory.path}")
-        return status
+        return status, placed
 
 
 def opened(options: Options) -> dict[str, Corpus]:

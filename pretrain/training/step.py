@@ -23,7 +23,7 @@ from models.families.registry import family_of
 from pretrain.lora import merged
 from pretrain.objectives.objective import TEACHERS, Batch, Bound, Moment, Objective, Phase, Sums, Task, scope, shapes_of
 from pretrain.optimizers import clip
-from pretrain.recipe import Recipe, every_task, schedule_in, tasks_of
+from pretrain.recipe import Recipe, every_task, same_programs, schedule_in, tasks_of
 from pretrain.schedules import Numbers, learning_rate
 from pretrain.storage.checkpoints import TrainState
 from pretrain.training.assembly import (
@@ -245,12 +245,16 @@ def batch_rows(batch: Batch) -> int:
     return next(iter(batch.values())).shape[0]
 
 
-@functools.lru_cache(maxsize=8)
 def traced_loss(recipe: Recipe, phase: Phase, task: Task) -> ClosedJaxpr:
     """The program of a task's loss in training: (params, frozen, batch, carry) -> the sum of its terms.
 
     It is of no mesh, and attention computes all pairs. Nothing is computed here.
     """
+    return _traced_loss(same_programs(recipe), phase, task)
+
+
+@functools.lru_cache(maxsize=8)
+def _traced_loss(recipe: Recipe, phase: Phase, task: Task) -> ClosedJaxpr:
     assembly, objective = assemble(recipe, Program(attention="dense")), task.objective
 
     def loss(params, frozen, batch, carry):

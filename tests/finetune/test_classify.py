@@ -21,34 +21,11 @@ from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import assemble
 from pretrain.training.step import given_in, initial_state, train_step
+from tests.finetune.conftest import arguments, write
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import reference, tiny
 
 CONFIG = dataclasses.replace(tiny.BERT, dropout=0.0, attention_dropout=0.0, labels=("no", "perhaps", "yes"))
-FILES = {"train": 40, "dev": 24}
-
-
-def write(path, rows):
-    path.write_text("first\tsecond\tlabel\n" + "".join("\t".join(row) + "\n" for row in rows), "utf-8")
-
-
-@pytest.fixture(scope="module")
-def begun(corpus_path, tmp_path_factory):
-    """A run to begin with, files of pairs of which the label is whether both begin alike, and options of a run."""
-    folder = tmp_path_factory.mktemp("begun")
-    assert tiny.begun(tiny.bert(), tiny.options(corpus_path, folder / "from")) is not None
-    rng = np.random.default_rng(0)
-    words = ["Kilo", "mu", "nade", "po", "risu", "te", "voza"]
-    for name, rows in FILES.items():
-        texts = [[" ".join(rng.choice(words, rng.integers(1, 9))) for _ in range(2)] for _ in range(rows)]
-        write(folder / f"{name}.tsv", [(a, b, "yes" if a[0] == b[0] else "no") for a, b in texts])
-    return folder
-
-
-def arguments(begun, workdir, *more):
-    files = ["--from", begun / "from", "--train", begun / "train.tsv", "--dev", begun / "dev.tsv"]
-    size = ["--text", "first", "second", "--batch-size", 8, "--length", 32, "--epochs", 2, "--peak", 1e-2]
-    return [*map(str, ("run", "classify", *files, *size, "--workdir", workdir, "--log-every", 1, *more))]
 
 
 @pytest.fixture(scope="module")
