@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,6 +75,20 @@ def finetune(
     """Finetune on tasks by name, on one alone with the name ''; or go on -> exit status, as of
     `pretrain.training.run.run`. UserError as there, and for files that are malformed."""
     programs = programs or Programs()
+    with tempfile.TemporaryDirectory() as folder, Warnings() as warnings:
+        run_directory.check_writable(options.workdir)
+        recipe, data, evaluators, run_options = prepared(tasks, options, Path(folder), programs)
+        status, programs.placed = run_on(data, recipe, run_options, warnings, stop, evaluators, programs.placed)
+        return status
+
+
+def prepared(
+    tasks: Mapping[str, Files], options: Training, folder: Path, programs: Programs
+) -> tuple[Recipe, dict[str, TaskData], Callable, Options]:
+    """(the recipe, the rows by task, what makes evaluators, how pretraining's loop is to run it).
+
+    folder: for the tokenizer's files.
+    """
     doing("reading the task")
     config, made = source_model(options.source)
     if not hasattr(config, "labels"):
@@ -95,16 +109,9 @@ def finetune(
         programs.evaluators = programs.evaluators or DevelopmentSets(sets, stages)
         return programs.evaluators
 
-    with tempfile.TemporaryDirectory() as folder, Warnings() as warnings:
-        run_directory.check_writable(options.workdir)
-        stored.save(made, Path(folder))
-        data = {
-            name: TaskData(one.rows, str(tasks[name].train), Path(folder), model.vocab_size)
-            for name, one in read.items()
-        }
-        of = (_options(options, epoch, tasks), warnings, stop, evaluators, programs.placed)
-        status, programs.placed = run_on(data, recipe, *of)
-        return status
+    stored.save(made, folder)
+    data = {name: TaskData(one.rows, str(tasks[name].train), folder, model.vocab_size) for name, one in read.items()}
+    return recipe, data, evaluators, _options(options, epoch, tasks)
 
 
 def source_model(source: Path) -> tuple[Any, Made]:

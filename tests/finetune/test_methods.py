@@ -93,33 +93,15 @@ def tasks(begun, tmp_path_factory):
 
 def test_several_tasks_share_a_trunk_and_have_scores_of_their_own(begun, tasks, tmp_path, capsys):
     size = ["--batch-size", "8", "--length", "32", "--epochs", "2", "--peak", "1e-2"]
-    several = [
-        "several",
-        "--from",
-        str(begun / "from"),
-        "--tasks",
-        str(tasks),
-        "--workdir",
-        str(tmp_path / "run"),
-        *size,
-    ]
-    assert main(several) == 0
+    places = ["--from", str(begun / "from"), "--tasks", str(tasks), "--workdir", str(tmp_path / "run")]
+    assert main(["several", *places, *size]) == 0
     last = read_metrics(RunDirectory(tmp_path / "run"), "eval")[-1]
     assert {"alike/accuracy", "numbers/pearson"} <= last.keys()
     assert last["score"] == pytest.approx((last["alike/score"] + last["numbers/score"]) / 2)
     assert open_model(tmp_path / "run").config.labels == ("alike/no", "alike/yes", "numbers/label")
     out = tmp_path / "out.jsonl"
-    asked = [
-        "eval",
-        str(tmp_path / "run"),
-        "--task",
-        "alike",
-        "--test",
-        str(begun / "dev.tsv"),
-        "--predictions",
-        str(out),
-    ]
-    assert main(asked) == 0
+    asked = ["eval", str(tmp_path / "run"), "--test", str(begun / "dev.tsv")]
+    assert main([*asked, "--task", "alike", "--predictions", str(out)]) == 0
     assert {json.loads(line)["label"] for line in out.read_text().splitlines()} <= {"yes", "no"}
     capsys.readouterr()
     assert main(asked) == 2

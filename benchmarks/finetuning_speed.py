@@ -1,0 +1,161 @@
+"""Finetuning on this CPU beside Hugging Face's Trainer, on the same rows and from the same weights, in one run.
+
+    python -m benchmarks.finetuning_speed --run RUN --train FILE --dev FILE --text COLUMN [COLUMN] [--steps 100]
+
+RUN is a pretrained BERT or another whose export has a class there; the files are those of `finetune run classify`.
+Ours is the step and the loader of `finetune run` with its buckets of length, and the prediction of `finetune eval`;
+theirs Trainer with group_by_length and padding to the longest row of a batch. Each has all cores while the other waits.
+A turn of training is so many steps, one of evaluation all of --dev; what is read and tokenized before is in neither.
+"""
+
+import dataclasses
+import functools
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.turns import Step, milliseconds, ratio, take_turns
+from data_pipelines.command_line import end_with, parse
+from pretrain.commands.platform import keep_memory, prepare_cpu
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Finetuning beside Hugging Face's Trainer."""
+
+    run: Path
+    """Work directory of a pretrained model."""
+    train: Path
+    """Examples to train on."""
+    dev: Path
+    """Examples to evaluate on."""
+    text: tuple[str, ...] = ("text",)
+    """The columns of one text or two."""
+    label: str = "label"
+    """The column of the classes."""
+    steps: int = 100
+    """Of a turn."""
+    rounds: int = 5
+    """Turns of each side."""
+    batch_size: int = 32
+    """Rows of a step."""
+    length: int = 128
+    """Tokens of a row, at most."""
+
+
+def main(arguments: list[str]) -> int:
+    options, cores = parse(Options, arguments, "python -m benchmarks.finetuning_speed"), sorted(os.sched_getaffinity(0))
+    console = Console(width=110)
+    table = Table("", "ours", "Trainer", "Trainer / ours", title=f"ms by wall (CPU) time, {len(cores)} threads")
+    with tempfile.TemporaryDirectory() as folder:
+        for what in ("training", "evaluation"):
+            makers = {"ours": functools.partial(ours, options, what)}
+            makers |= {"Trainer": functools.partial(theirs, options, what, Path(folder))}
+            times = take_turns(makers, cores, options.rounds, warm_up=2)
+            shown = [milliseconds(side) for side in times.values()]
+            table.add_row(what, *shown, ratio(times["Trainer"], times["ours"]))
+    console.print(table)
+    return 0
+
+
+def ours(options: Options, what: str) -> Step:
+    """A turn of ours."""
+    prepare_cpu()
+    keep_memory()
+    import jax
+
+    from data_pipelines.loader import Loader
+    from finetune.options import Training
+    from finetune.tasks.classify import Classify
+    from finetune.training import Files, Programs, prepared
+    from pretrain.options import How
+    from pretrain.training.data import phase_batches
+    from pretrain.training.placement import of_phase, place, place_given
+    from pretrain.training.start import begun_from
+    from pretrain.training.step import initial_state
+    from tpu.batches import host_rows, place_rows
+
+    folder = tempfile.mkdtemp()
+    training = Training(
+        source=options.run, workdir=Path(folder), batch_size=options.batch_size, length=options.length, epochs=1000
+    )
+    files = Files(Classify(text=options.text, label=options.label), options.train, options.dev)
+    recipe, data, evaluate, run_options = prepared({"": files}, training, Path(folder), Programs())
+    placed = place(recipe, How(), jax.devices(), None)
+    begun = begun_from(placed, data[""], run_options)
+    state, frozen = initial_state(placed.assembly, begun.weights)
+    stages, batches = of_phase(placed.stages, 0), phase_batches(recipe, data, 0, Path(folder) / "counts", print)[0]
+    if what == "evaluation":
+        predict = evaluate(stages, data, 0)
+        return lambda: predict(state.params, frozen, 0)["loss"]
+    given, mine = place_given(next(iter(stages.values()))), host_rows(placed.mesh, options.batch_size)
+
+    def turn() -> float:
+        nonlocal state
+        first = int(state.step)
+        with Loader(batches, first, first + options.steps, mine) as loader:
+            for step, rows in loader:
+                task, _ = batches.at(step)
+                batch = place_rows(rows, mine, options.batch_size, placed.mesh)
+                state, metrics = stages[task].train.run(state, frozen, batch, given)
+        return float(metrics.loss)
+
+    return turn
+
+
+def theirs(options: Options, what: str, folder: Path) -> Step:
+    """A turn of Trainer's."""
+    import transformers
+
+    from finetune.tasks.classify import Classify
+    from pretrain.commands.export import export_model
+
+    transformers.logging.set_verbosity_error()
+    if not (folder / "config.json").exists():
+        export_model(options.run, folder)
+    task = Classify(text=options.text, label=options.label)
+    train, dev = task.read(options.train), task.read(options.dev)
+    labels = task.labels_of(train)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+
+    def rows(examples) -> list[dict[str, Any]]:
+        texts = [list(of) for of in zip(*(example.texts for example in examples), strict=True)]
+        found = tokenizer(*texts, truncation=True, max_length=options.length)
+        numbers = [labels.index(example.label) for example in examples]
+        named = [{name: found[name][index] for name in found} for index in range(len(numbers))]
+        return [
+            of | {"labels": number, "length": len(of["input_ids"])} for of, number in zip(named, numbers, strict=True)
+        ]
+
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(labels))
+    settings = transformers.TrainingArguments(
+        output_dir=str(folder / "out"),
+        per_device_train_batch_size=options.batch_size,
+        per_device_eval_batch_size=64,
+        max_steps=options.steps,
+        learning_rate=5e-5,
+        train_sampling_strategy="group_by_length",
+        length_column_name="length",
+        save_strategy="no",
+        logging_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    collator = transformers.DataCollatorWithPadding(tokenizer)
+    trainer = transformers.Trainer(model, settings, collator, rows(train), sorted(rows(dev), key=_length))
+    if what == "evaluation":
+        return lambda: trainer.evaluate()["eval_loss"]
+    return lambda: trainer.train().training_loss
+
+
+def _length(row: dict[str, Any]) -> int:
+    return row["length"]
+
+
+if __name__ == "__main__":
+    end_with(main)
