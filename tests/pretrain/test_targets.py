@@ -16,11 +16,13 @@ from data_pipelines.formats.table import parse
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
 from data_pipelines.tokenizers import stored
+from data_pipelines.tokenizers.made import with_sentinels
+from data_pipelines.tokenizers.training import Training
 from pretrain import metrics
 from pretrain.__main__ import main
 from pretrain.commands.eval import Eval, held_out_inputs
 from pretrain.commands.export import export_model
-from pretrain.commands.generate import encode
+from pretrain.commands.generate import encode, in_place, seen
 from pretrain.generation import decoding
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
@@ -31,6 +33,7 @@ from pretrain.training import targets
 from pretrain.training.assembly import assemble
 from pretrain.training.evaluate import Evaluator
 from pretrain.training.opened import Opened, Restored
+from tests.data_pipelines.tokenizers.trained import train
 from tests.pretrain import tiny
 
 NUMBER = 40
@@ -204,6 +207,20 @@ def test_a_sentinel_that_nothing_is_written_for_stays_and_so_does_what_is_writte
         "<extra_id_1></s>",
         "ab",
     ]
+
+
+SPACED = ["a <extra_id_0> b", "a<extra_id_0>b", "(<extra_id_0>), b", "a <extra_id_0> <extra_id_1> b", "<extra_id_0>\nb"]
+
+
+@pytest.mark.parametrize("prompt", SPACED)
+def test_a_sentinel_that_stays_has_the_white_space_of_the_prompt(prompt):
+    made = with_sentinels(train("sentencepiece-unigram", ["a b (a), b"] * 9, Training(10, specials="t5")), 2)
+    tokens = made.tokenizer.encode(prompt, add_special_tokens=False).ids
+    assert made.tokenizer.decode(tokens, skip_special_tokens=False) != prompt
+    assert seen(made, tokens, prompt) == prompt
+    (a,) = encode(made, ["a"])
+    filled = in_place(made, tokens, [made.special["sentinel_1"], *a])
+    assert seen(made, filled, prompt) == prompt.replace("<extra_id_1>", "a")
 
 
 def test_a_disk_that_is_full_leaves_nothing_half_written(t5_run, heard, several, capsys, tmp_path, monkeypatch):
