@@ -250,6 +250,10 @@ MISTAKES = [
     (["--source", "SOURCE", "--out", "FOLDER"], "FOLDER: is no file; give a file"),
     (["--source", "SOURCE", *fields("de"), "--out", "x" * 300], "cannot write there (File name too long)"),
     (["--source", "SOURCE", *fields("de")], "its documents have one text; give a second --field, that of targets"),
+    (
+        ["--source", "SOURCE", *fields("one", "de", "one")],
+        "--field one: is given twice, and each is a segment of its own",
+    ),
     (["--source", "SOURCE", *fields("de", "one"), "--out", "FOLDER/link"], "link: is a file of --source"),
     (["--source", "parallel:BLANK,FILE", "--out", "FILE"], "FILE: is a file of --source parallel:"),
 ]
