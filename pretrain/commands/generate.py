@@ -123,7 +123,7 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
     decoding = dataclasses.replace(options.decoding, stop=tuple(sorted(ends)))
     number, program = options.number or 1, _program(options, opened)
     before = [] if options.code is None else [prefixes.token(made, options.code)]
-    behind = targets.behind(opened.module, opened.objectives[:1], made)
+    behind = targets.behind(opened, opened.objectives[:1])
     with_sentinels = lambda prompt: made.tokenizer.encode(prompt, add_special_tokens=False).ids
     encoded = [*map(with_sentinels, prompts)] if has_encoder else encode(made, prompts)
     if stops and has_encoder and any(marks & {*tokens} for tokens in encoded):

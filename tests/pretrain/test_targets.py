@@ -18,6 +18,8 @@ from data_pipelines.prepare.options import Prepare
 from data_pipelines.tokenizers import stored
 from data_pipelines.tokenizers.made import with_sentinels
 from data_pipelines.tokenizers.training import Training
+from models.core.program import Program
+from models.families.t5 import T5
 from pretrain import metrics
 from pretrain.__main__ import main
 from pretrain.commands.eval import Eval, held_out_inputs
@@ -31,6 +33,7 @@ from pretrain.recipe import Phase
 from pretrain.storage import run_directory
 from pretrain.training import targets
 from pretrain.training.assembly import assemble
+from pretrain.training.data import said_of_data
 from pretrain.training.evaluate import Evaluator
 from pretrain.training.opened import Opened, Restored
 from tests.data_pipelines.tokenizers.trained import train
@@ -139,6 +142,23 @@ def test_a_decoder_is_given_its_rows_up_to_their_delimiter_with_room_for_a_targe
         targets.begun(asked, opened, [objective], Decoding(max_tokens=63))
     with pytest.raises(UserError, match="--write, --source: run reads no inputs with targets"):
         targets.begun(asked, opened, [NextTokenPrediction()], Decoding())
+
+
+def test_a_tokenizer_in_which_nothing_ends_inputs_is_told(corpus):
+    made = stored.load(corpus / "tokenizer")
+    opened = Opened(Path("hf"), T5(tiny.T5, Program()), {}, None, made, None)
+    assert targets.behind(opened, []) == [made.special["sep"]]
+    lacking = made._replace(special={"pad": 0, "eos": 1})
+    with pytest.raises(UserError, match="^hf: its tokenizer has no eod or sep token, one of which has to end inputs; "):
+        targets.behind(opened._replace(tokenizer=lacking), [])
+
+
+def test_a_run_says_which_rows_leave_out_what_stands_before_documents(corpus):
+    said = lambda recipe: said_of_data(recipe, {"": Corpus(corpus)}, None)
+    expected = f"--corpus {corpus}: the rows leave out the tone that stands before each document"
+    assert said(tiny.t5()) == said(tiny.t5(objective=SequenceToSequence("prefix"))) == [expected]
+    for recipe in tiny.gpt2(), tiny.t5(objective=SequenceToSequence("input-target")):
+        assert not said(recipe)
 
 
 @pytest.fixture
