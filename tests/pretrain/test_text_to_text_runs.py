@@ -22,7 +22,7 @@ from pretrain.schedules import Schedule
 from pretrain.storage.best import best, losses
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training import evaluate, loop, opened
+from pretrain.training import evaluate, opened
 from pretrain.training.data import task_rates
 from pretrain.training.opened import best_steps, open_model, restore
 from pretrain.training.run import run
@@ -104,8 +104,8 @@ LOSSES = {3: 5.0, 6: 3.0, 9: 4.0, 12: 3.0, 15: math.nan, 18: 3.5, 20: 9.0}
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_best_so_far_survives_a_restart_and_what_is_no_number_is_none(corpus_path, tmp_path, monkeypatch, caplog):
     toys.register(monkeypatch)
-    scripted = lambda params, frozen, step: {"loss": LOSSES[step]}
-    monkeypatch.setattr(loop, "Evaluators", lambda *rest: scripted)
+    scripted = lambda self, params, frozen, step: {"loss": LOSSES[step]}
+    monkeypatch.setattr(evaluate.Evaluators, "__call__", scripted)
     options = {"checkpoint_every": 4, "eval_every": 3, "keep": 1, "keep_best": True}
     go = lambda steps: run(toys.recipe(steps=steps), tiny.options(corpus_path, tmp_path, **options))
     directory = RunDirectory(tmp_path)
