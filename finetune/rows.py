@@ -146,7 +146,7 @@ class TaskData:
         self.manifest, self.checks = {"fingerprint": self.fingerprint}, Checks(None)
         self.sizes = {split: {"documents": len(one), "tokens": len(one.tokens)} for split, one in self.rows.items()}
         self.entry = SimpleNamespace(files={}, fingerprint=self.fingerprint)
-        self.parts, self.index = (self,), 0
+        self.parts, self.index, self.fields = (self,), 0, {}
 
     def size(self, split: str) -> Mapping[str, int]:
         return self.sizes[split]

@@ -1,9 +1,10 @@
 """What is trained: one frozen value, its checks, and its JSON form."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -211,6 +212,7 @@ def check(recipe: Recipe) -> None:
             for number, task in enumerate(phase.tasks):
                 check_ranges(task, {"rate": POSITIVE}, f"phases.{index}.tasks.{number}.")
             _check_tasks(phase, f"phases.{index}.")
+            recipe.order.check(f"phases.{index}.batch_size", phase.batch_size)
         with_products(family_of(recipe.model).every_parameter(recipe.model), recipe.lora)
     except ValueError as error:
         raise UserError(str(error)) from None
@@ -220,26 +222,40 @@ def check(recipe: Recipe) -> None:
     if (labels := getattr(recipe.model, "labels", ())) and not {CLASSIFIER, TAGGER} & {*asked(recipe)}:
         raise UserError(f"model.labels={list(labels)}: nothing here tells them apart; leave it out")
     for index, phase, task in every_task(recipe):
-        objective = task.objective
-        recipe.order.check(f"phases.{index}.batch_size", phase.batch_size)
-        rows = rows_of(objective, phase, f"phases.{index}.")
-        if phase.batch_size * rows.tokens >= 2**31:
-            sizes = f"phases.{index}.batch_size={phase.batch_size} of length={phase.length}"
-            raise UserError(f"{sizes}: a step has less than 2**31 tokens; lower one of them")
-        rows.check_rows(phase.batch_size // recipe.order.lanes)
-        models = {"model": (recipe.model, objective.asks)}
-        for number, teacher in enumerate(recipe.teachers):
-            if teacher.name in objective.teachers:
-                models[f"teachers.{number}.model"] = teacher.model, objective.teachers[teacher.name]
-        for setting, (config, asks) in models.items():
-            longest = getattr(config, "positions", phase.length)  # a bag of words has no limit
-            if phase.length > longest:
-                raise UserError(
-                    f"phases.{index}.length={phase.length} is longer than {setting}.positions={longest}: "
-                    "lower the one or raise the other"
-                )
-            check_pattern(config, phase.length, f"phases.{index}.length={phase.length}", setting)
-            _check_model(config, objective, asks, phase)
+        with naming(task):
+            _check_task(recipe, index, phase, task.objective)
+
+
+@contextlib.contextmanager
+def naming(task: Task) -> Iterator[None]:
+    """Of several tasks a UserError says which has it."""
+    try:
+        yield
+    except UserError as error:
+        if not task.name:
+            raise
+        raise type(error)(f"task {task.name}: {error}") from None
+
+
+def _check_task(recipe: Recipe, index: int, phase: Phase, objective: Objective) -> None:
+    rows = rows_of(objective, phase, f"phases.{index}.")
+    if phase.batch_size * rows.tokens >= 2**31:
+        sizes = f"phases.{index}.batch_size={phase.batch_size} of length={phase.length}"
+        raise UserError(f"{sizes}: a step has less than 2**31 tokens; lower one of them")
+    rows.check_rows(phase.batch_size // recipe.order.lanes)
+    models = {"model": (recipe.model, objective.asks)}
+    for number, teacher in enumerate(recipe.teachers):
+        if teacher.name in objective.teachers:
+            models[f"teachers.{number}.model"] = teacher.model, objective.teachers[teacher.name]
+    for setting, (config, asks) in models.items():
+        longest = getattr(config, "positions", phase.length)  # a bag of words has no limit
+        if phase.length > longest:
+            raise UserError(
+                f"phases.{index}.length={phase.length} is longer than {setting}.positions={longest}: "
+                "lower the one or raise the other"
+            )
+        check_pattern(config, phase.length, f"phases.{index}.length={phase.length}", setting)
+        _check_model(config, objective, asks, phase)
 
 
 def _check_tasks(phase: Phase, prefix: str) -> None:

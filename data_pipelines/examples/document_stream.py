@@ -136,13 +136,18 @@ def prefix_tokens(part, split: str) -> np.ndarray | None:
     """The token of the value that stands before each document of a part: int32 [documents]; None where the corpus has
     no such value."""
     corpus = part.corpus
-    for name, field in corpus.fields.items():
-        if field.prefix or name == OLD_CODES:
-            of_role = CODE if name == OLD_CODES else name
-            tokens = np.array([corpus.special[role_of(of_role, value)] for value in field.values], np.int32)
-            found = tokens[part.column(split, name)]
-            return found[part.documents(split)[:-1]] if field.per == "sentence" else found
-    return None
+    name = prefix_field(corpus)
+    if name is None:
+        return None
+    of_role, field = CODE if name == OLD_CODES else name, corpus.fields[name]
+    tokens = np.array([corpus.special[role_of(of_role, value)] for value in field.values], np.int32)
+    found = tokens[part.column(split, name)]
+    return found[part.documents(split)[:-1]] if field.per == "sentence" else found
+
+
+def prefix_field(corpus: Corpus) -> str | None:
+    """The name of the value that stands before each document; None where the corpus has no such value."""
+    return next((name for name, field in corpus.fields.items() if field.prefix or name == OLD_CODES), None)
 
 
 def end_token(corpus: Corpus) -> int:

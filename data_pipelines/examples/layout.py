@@ -28,10 +28,12 @@ class Feature(NamedTuple):
 @dataclass(frozen=True)
 class Layout(abc.ABC):
     """Base of frozen dataclasses. length: tokens per row. least: the shortest rows that have room for text; UserError
-    for shorter ones. multiple: what the number of rows of a batch, and of each lane and source, is a multiple of."""
+    for shorter ones. multiple: what the number of rows of a batch, and of each lane and source, is a multiple of.
+    prefixed: whether rows have what stands before documents, as control codes."""
 
     least: ClassVar[int] = 1
     multiple: ClassVar[int] = 1
+    prefixed: ClassVar[bool] = False
 
     length: int
 

@@ -67,6 +67,8 @@ class PackedDocuments(NextTokens, RowLayout):
     other token, but for those that begin a row; of the other tokens each is a target once.
     """
 
+    prefixed = True
+
     separate: bool = False
     restart: bool = False
 
@@ -159,6 +161,8 @@ class StridedDocuments(NextTokens, RowLayout):
     Raises UserError for a stride that is not 1 .. length.
     """
 
+    prefixed = True
+
     stride: int = 1
     separate: bool = False
     restart: bool = False
@@ -213,6 +217,8 @@ class PairsPlan(NamedTuple):
 
 class PairLayout(RowLayout):
     """Base of rows of one document each, of two segments: an input and its target."""
+
+    prefixed = True
 
     def examples_of(self, sizes):
         return sizes["documents"]

@@ -44,6 +44,8 @@ def parse(
             said = f"has no such field but {', '.join(has)}" if has else "has no fields"
             raise UserError(f"{value.option} {value.field}: --source {spec} {said}; leave it out")
     segments, languages = FORMATS[kind].segments(options), language.split(",")
+    if again := [name for at, name in enumerate(segments) if name in segments[:at]]:
+        raise UserError(f"--field {again[0]}: is given twice, and each is a segment of its own; give it once")
     if len(languages) not in (1, len(segments)):
         raise UserError(f"--language {language}: --source {spec} has documents of {', '.join(segments)}; give one")
     if task_prefix and len(segments) < 2:

@@ -83,6 +83,7 @@ class HuggingFace(NamedTuple):
         A `Converter` where it holds it in another form.
     settings: the same for fields that belong to a training, not to the weights: dropout rates.
     tied: tensor that is not stored -> the stored one that it equals.
+    untied: tensor that folders may lack which transformers wrote as if it were tied -> what to do then.
     trunk: how the names of all tensors below the heads begin.
     pair: two texts, A and B, as the model is trained on them, with the roles of the special tokens around them; None
         where nothing is expected of a tokenizer.
@@ -102,6 +103,7 @@ class HuggingFace(NamedTuple):
     prepare: str = "--tokenizer wordpiece"
     otherwise: Callable[[Any, Collection[str]], list[str]] = dense_there
     assumed: Mapping[str, Any] = MappingProxyType({})
+    untied: Mapping[str, str] = MappingProxyType({})
 
 
 class Family(NamedTuple):

@@ -149,6 +149,10 @@ def _tied(fields) -> bool:
     return fields.get("scale_decoder_outputs", fields.get("tie_word_embeddings", True))
 
 
+_NO_SOFTMAX = (
+    "transformers 5 saves none where it made the model anew, whose softmax has there the embeddings' weights, and here "
+    "its own; set model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone()) and save it again"
+)
 FIELDS = {
     "vocab_size": "vocab_size",
     "d_model": "width",
@@ -202,6 +206,7 @@ def _family(config: type, model_type: str, name: str, sizes: dict[str, T5Config]
                 },
                 tied=dict.fromkeys(("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"),
                 trunk="",
+                untied={"lm_head.weight": _NO_SOFTMAX},
                 pair=None,
                 prepare="--tokenizer sentencepiece-unigram --specials t5",
                 otherwise=lambda c, _: ["model.activation=gelu is gelu_new"] * (c.gated and c.activation == "gelu"),

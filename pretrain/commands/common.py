@@ -92,6 +92,12 @@ def check_file(out: Path) -> None:
         probe.unlink()
 
 
+def check_apart(out: Path, examples: Path) -> None:
+    """UserError where the file that will be written is that of --examples."""
+    if out.resolve() == examples.resolve():
+        raise UserError(f"--out {out}: is the file of --examples, which it would replace; give another")
+
+
 def check_picture(out: Path) -> None:
     """UserError where no picture has a name that ends so."""
     from matplotlib.backend_bases import FigureCanvasBase

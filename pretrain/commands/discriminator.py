@@ -10,7 +10,7 @@ import numpy as np
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
 from models.core.ranges import SEED, Range
-from pretrain.commands.common import OfModel, import_models, parse_checked, writing
+from pretrain.commands.common import OfModel, check_apart, import_models, parse_checked, writing
 from pretrain.prompting.prompts import objects, text_of
 
 HELDOUT = Range("above 0 and below 1", lambda x: 0 < x < 1)
@@ -41,6 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     inside = options.out.iterdir() if options.out.is_dir() else ()
     if others := sorted(path.name for path in inside if not path.name.startswith(FILE)):
         raise UserError(f"--out {options.out}: holds {others[0]}, so it is no discriminator; give a new folder")
+    check_apart(options.out / FILE, options.examples)
     records = list(objects(options.examples))
     texts, labels = ([text_of(record, key, where) for record, where in records] for key in ("text", "label"))
     for text, (_, where) in zip(texts, records, strict=True):

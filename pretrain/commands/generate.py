@@ -2,6 +2,7 @@
 their sentinels, or what a model puts in place of masks."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -122,7 +123,7 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
     decoding = dataclasses.replace(options.decoding, stop=tuple(sorted(ends)))
     number, program = options.number or 1, _program(options, opened)
     before = [] if options.code is None else [prefixes.token(made, options.code)]
-    behind = targets.behind(opened.module, opened.objectives[:1], made)
+    behind = targets.behind(opened, opened.objectives[:1])
     with_sentinels = lambda prompt: made.tokenizer.encode(prompt, add_special_tokens=False).ids
     encoded = [*map(with_sentinels, prompts)] if has_encoder else encode(made, prompts)
     if stops and has_encoder and any(marks & {*tokens} for tokens in encoded):
@@ -143,7 +144,7 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
             if not has_encoder or not marks & {*encoded[index]}:
                 print(_text(made, tokens, ended, stops))
             elif (filled := in_place(made, encoded[index], ended)) != encoded[index]:
-                print(_with_sentinels(made, filled))
+                print(seen(made, filled, prompts[index]))
             else:
                 print("nothing was written for the prompt's sentinels; what was written is")
                 print(made.tokenizer.decode(more, skip_special_tokens=False))
@@ -192,10 +193,15 @@ def in_place(made: Made, prompt: list[int], more: list[int]) -> list[int]:
     return [token for at in prompt for token in (found.get(at) or [at])]
 
 
-def _with_sentinels(made: Made, tokens: list[int]) -> str:
-    """The text of tokens; of special ones sentinels alone are in it."""
+def seen(made: Made, tokens: list[int], prompt: str) -> str:
+    """The text of tokens; of special ones sentinels alone are in it, with the white space around them that the prompt
+    has, which a tokenizer may drop."""
     unseen = {*made.special.values()} - sentinels(made)
-    return made.tokenizer.decode([token for token in tokens if token not in unseen], skip_special_tokens=False)
+    text = made.tokenizer.decode([token for token in tokens if token not in unseen], skip_special_tokens=False)
+    kept = "|".join(re.escape(made.tokenizer.id_to_token(token)) for token in sentinels(made) & {*tokens})
+    placed = re.compile(rf"\s*(?:{kept})\s*")
+    there = iter(placed.findall(prompt))
+    return placed.sub(lambda found: next(there, found[0]), text) if kept else text
 
 
 def _text(made: Made, prompt: list[int], more: list[int], stop: Sequence[str]) -> str:

@@ -14,7 +14,15 @@ from tyro.conf import arg
 from data_pipelines.errors import UserError
 from data_pipelines.progress import doing
 from models.core.ranges import COUNT, SEED
-from pretrain.commands.common import OfModel, check_file, import_models, parse_checked, wide_console, writing
+from pretrain.commands.common import (
+    OfModel,
+    check_apart,
+    check_file,
+    import_models,
+    parse_checked,
+    wide_console,
+    writing,
+)
 from pretrain.prompting.prompts import Prompt, Prompter, Template, read, unescaped
 
 if TYPE_CHECKING:
@@ -63,6 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     from tpu.mesh import divided_by, named_mesh
 
     if options.out:
+        check_apart(options.out, options.examples)
         check_file(options.out)
     examples = read(options.examples)
     mesh = None if options.mesh is None else named_mesh(options.mesh, jax.local_devices())

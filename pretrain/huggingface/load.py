@@ -5,6 +5,7 @@ rows for more tokens are the mean of its."""
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +165,8 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
     """What is to be read of a part's tensors. UserError for those that are missing, that this model has no place for,
     or tied ones that are not equal.   heads_anew: whether heads may be missing, and others be left out."""
     folder, model, wanted = stored.folder, family_of(config).hf[part], tensors(params, config, part)
+    known = {row.hf[part].name for row in family_of(config).every_parameter(config) if part in row.hf}
+    _check_layers(stored, wanted, known, config, part)
     needed = architecture(config, part, params) or f"model with {', '.join(heads_in(config, params))}"
     missing = [name for name in wanted if name not in stored.found]
     named = {head.name for head in family_of(config).heads}
@@ -172,10 +175,11 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
         name for name, path in origins.items() if path.partition("/")[0] in named or not name.startswith(model.trunk)
     ]
     if lacking := [name for name in missing if not heads_anew or name not in heads]:
-        raise UserError(
-            f"{folder}: has no {listed(lacking)}; it is a {' or '.join(architectures(folder)) or 'model'} and this "
-            f"recipe needs a {needed}" + (f"; {ANEW}" if missing == heads else "")
-        )
+        for name in model.untied.keys() & {*lacking}:
+            raise UserError(f"{folder}: has no {name}; {model.untied[name]}")
+        there = " or ".join(architectures(folder)) or "model"
+        said = "copy it again" if there == needed else f"it is a {there} and this recipe needs a {needed}"
+        raise UserError(f"{folder}: has no {listed(lacking)}; {said}" + (f"; {ANEW}" if missing == heads else ""))
     for target, source in model.tied.items():
         both = target in stored.found and source in stored.found
         if both and not np.array_equal(stored.read(target), stored.read(source)):
@@ -183,7 +187,6 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
                 f"{folder}: {target} differs from {source}, but this model ties them; give a folder of a tied model"
             )
     others = [name for name in stored.found if name not in wanted and name not in model.tied]
-    known = {row.hf[part].name for row in family_of(config).every_parameter(config) if part in row.hf}
     unexpected = [name for name in others if name not in known and not name.endswith(BUFFERS)]
     if heads_anew:
         unexpected = [name for name in unexpected if name.startswith(model.trunk)]
@@ -193,6 +196,32 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
         )
     check_heads(folder, missing, others, anew=True)
     return {name: tensor for name, tensor in wanted.items() if name not in missing}
+
+
+def _check_layers(stored: _Tensors, wanted: Collection[str], known: Collection[str], config, part: str) -> None:
+    """UserError where a part's tensors are of another number of layers than its config.json says.
+
+    wanted: the tensors of so many.   known: the names of all, with {layer}.
+    """
+    before = {name.partition("{layer}")[0] for name in known if "{layer}" in name}
+
+    def layers(names: Collection[str]) -> set[str]:
+        return {
+            start + name.removeprefix(start).partition(".")[0]
+            for name in names
+            for start in before
+            if name.startswith(start)
+        }
+
+    needed, there = layers(wanted), layers(stored.found)
+    if not there or needed == there:
+        return
+    paths = {name: getattr(place, "path", place) for name, place in family_of(config).hf[part].fields.items()}
+    depths = {name: attrgetter(path)(config) for name, path in paths.items() if path.endswith("depth")}
+    said = ", ".join(f"{name}={depth}" for name, depth in depths.items())
+    has = f"no {listed(needed - there)}" if needed - there else f"{listed(there - needed)}, too"
+    cure = "correct that, or copy the folder again"
+    raise UserError(f"{stored.folder}: config.json has {said}, but the weights have {has}; {cure}")
 
 
 def counterparts(source, target) -> dict[str, str]:

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
+from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import counts_with_ends, end_token
 from data_pipelines.examples.span_corruption import Corruption, SpanCorruption, sentinels
 from data_pipelines.examples.text_to_text import Halves, Pairs
+from models.core.program import Program
 from models.core.ranges import COUNT, NOT_NEGATIVE, check_ranges
+from models.families.registry import family_of
 from pretrain.objectives.next_token_prediction import INPUT_TARGET, next_token_terms
 from pretrain.objectives.objective import Objective, Phase
 from pretrain.objectives.protocols import EncoderDecoder
@@ -50,6 +53,14 @@ class SequenceToSequence(Objective):
             raise ValueError(f"objective.layout={self.layout!r}: use {SPANS}, {INPUT_TARGET}, {PREFIX} or {CAUSAL}")
         if self.layout != SPANS and self.corruption != Corruption():
             raise ValueError(f"objective.corruption: has no effect on objective.layout={self.layout}; leave it out")
+
+    def check(self, model_config, corpus, phase):
+        start, pad = family_of(model_config).module(model_config, Program()).start, corpus.special["pad"]
+        if start != pad:
+            raise UserError(
+                f"corpus {corpus.path}: targets follow its pad token, {pad}, and the model writes them after {start}; "
+                "prepare it with a tokenizer whose pad token that is"
+            )
 
     def rows(self, phase):
         sizes = phase.length, phase.target_length

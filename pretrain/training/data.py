@@ -12,9 +12,10 @@ from data_pipelines import noise
 from data_pipelines.batches import Examples, RowExamples, StreamExamples, make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.examples.document_stream import prefix_field
 from data_pipelines.mixture import Mixture, Tasks, make_mixture, parse_rates
 from pretrain.objectives.objective import Phase, Task
-from pretrain.recipe import Recipe, boundaries, every_task, phase_at, tasks_of
+from pretrain.recipe import Recipe, boundaries, every_task, naming, phase_at, tasks_of
 from pretrain.storage.run_directory import read_object, write_whole
 from tpu.batches import host_rows
 from tpu.cluster import from_first, gather, is_first, number, size
@@ -80,8 +81,9 @@ def check_data(recipe: Recipe, corpora: Mapping[str, Corpus]) -> None:
         task_rates(recipe, corpora, index)
     for _, phase, task in every_task(recipe):
         for corpus in corpora_of(task, corpora).values():
-            task.objective.rows(phase).check(corpus)
-            task.objective.check(recipe.model, corpus, phase)
+            with naming(task):
+                task.objective.rows(phase).check(corpus)
+                task.objective.check(recipe.model, corpus, phase)
         batches = training_batches(recipe, corpora, phase, task)
         if isinstance(next(iter(sources(batches).values())), StreamExamples):
             batches.check_size()
@@ -99,6 +101,13 @@ def said_of_data(recipe: Recipe, corpora: Mapping[str, Corpus], mesh: Mesh) -> l
             each = task_rates(recipe, corpora, index).items()
             rates = ", ".join(f"{rate:.2%} {name} ({examples[name]:,} examples)" for name, rate in each)
             said.append(f"phases.{index}.rates={phase.rates}: the steps are {rates}")
+    said += dict.fromkeys(
+        f"--corpus {corpus.source}: the rows{f' of task {task.name}' if task.name else ''} leave out the {prefix} that "
+        "stands before each document"
+        for _, phase, task in every_task(recipe)
+        for corpus in corpora_of(task, corpora).values()
+        if (prefix := prefix_field(corpus)) is not None and not task.objective.rows(phase).prefixed
+    )
     files = [part.entry.files for corpus in corpora.values() for part in corpus.parts]
     if size() > 1 and len(files) > 1:
         lanes, batch_size = recipe.order.lanes, recipe.phases[0].batch_size

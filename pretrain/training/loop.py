@@ -97,7 +97,7 @@ def _train_phase(
     options, stages = run.options, of_phase(run.stages, phase)
     first, mine = int(state.step), host_rows(run.mesh, batches.batch_size)
     given = place_given(any_task(run.stages, phase))
-    meter = Meter(run, stages, batches)
+    meter, begun = Meter(run, stages, batches), set()
     run.journal.doing(f"compiling phase {phase + 1}")
     with Loader(batches, first, end, mine, processes=options.workers) as loader, ExitStack() as trace:
         for step, rows in loader:
@@ -110,6 +110,9 @@ def _train_phase(
                 trace.close()
             task, _ = batches.at(step)
             batch = place_rows(rows, mine, batches.batch_size, run.mesh)
+            if task and task not in begun:  # on a CPU the first step of each compiles
+                run.journal.doing(f"compiling task {task}")
+            begun.add(task)
             with jax.transfer_guard("disallow"):
                 state, metrics = stages[task].train.run(state, run.frozen, batch, given)
             done = step + 1

@@ -60,9 +60,12 @@ class Restored(NamedTuple):
         return merged(merge(self.params, self.frozen))
 
 
-def restore(directory: RunDirectory, step: int | None = None, mesh: Mesh | None = None) -> Restored:
+def restore(
+    directory: RunDirectory, step: int | None = None, mesh: Mesh | None = None, best_of: str | None = None
+) -> Restored:
     """The parameters of a step, by default of the newest checkpoint; UserError when there is none that loads.
 
+    best_of: in place of the newest the first of `best_steps`.
     mesh: where they lie as in training, by default on as many of this process's devices as divide the batches of the
     run's phases, cut over them where training would cut them.
     """
@@ -80,7 +83,7 @@ def restore(directory: RunDirectory, step: int | None = None, mesh: Mesh | None 
         like = _parameters_alone(any_task(placed.stages, phases[at]).state)
         return verified(*load_state(directory.checkpoints / str(at), like), like)
 
-    state = _newest(directory, step, read)
+    state = _intact(directory, step, best_of, read)
     if state is None:
         raise UserError(f"{directory.path} has no checkpoint yet: let `python -m pretrain run` write one")
     frozen = load_frozen(directory.frozen, placed.stages[0].frozen)
@@ -88,13 +91,15 @@ def restore(directory: RunDirectory, step: int | None = None, mesh: Mesh | None 
     return Restored(placed.assembly, at, phases[at], state.params, frozen, mesh, placed.stages)
 
 
-def _newest(directory: RunDirectory, step: int | None, read: Callable[[int], TrainState]) -> TrainState | None:
-    steps = directory.checkpoint_steps()
+def _intact(
+    directory: RunDirectory, step: int | None, best_of: str | None, read: Callable[[int], TrainState]
+) -> TrainState | None:
+    steps = directory.checkpoint_steps() if best_of is None else best_steps(directory, best_of)[::-1]
     try:
         state, damaged = newest_intact(directory.checkpoints, steps, step, read)
     except UserError:
         if step is None and not set(steps) & set(directory.checkpoint_steps()):
-            return _newest(directory, step, read)  # a running run has replaced them all
+            return _intact(directory, step, best_of, read)  # a running run has replaced them all
         raise
     for at, reason in damaged.items():
         if at in directory.checkpoint_steps():
@@ -180,7 +185,7 @@ class Opened(NamedTuple):
 def open_model(source: Path, step: int | None = None, mesh: Mesh | None = None, best_of: str | None = None) -> Opened:
     """The model in a work directory or in a Hugging Face folder, which we or transformers wrote.
 
-    step, best_of: of a run, one or the other: a checkpoint, or the one that `best_step` finds; else the newest.
+    step, best_of: of a run, one or the other: a checkpoint, or the first of `best_steps` that loads; else the newest.
     mesh: where the parameters lie; by default that of `restore` for a run, else all of this process's devices with
     whole parameters each.   UserError where nothing can be read.
     """
@@ -199,7 +204,7 @@ def open_model(source: Path, step: int | None = None, mesh: Mesh | None = None, 
         )
     if best_of is not None and step is not None:
         raise UserError(f"--best {best_of}: says which step to read, and so does --step {step}; leave one of them out")
-    restored = restore(directory, step if best_of is None else best_step(directory, best_of), mesh)
+    restored = restore(directory, step, mesh, best_of)
     with local_folder(directory.tokenizer) as folder:
         tokenizer = stored.load(folder)
     return Opened(
@@ -207,9 +212,9 @@ def open_model(source: Path, step: int | None = None, mesh: Mesh | None = None, 
     )
 
 
-def best_step(directory: RunDirectory, name: str) -> int:
-    """The step of the checkpoint, of those that there are, with the lowest held-out loss of a task, or of the run, by
-    the name `loss`. UserError where none was evaluated."""
+def best_steps(directory: RunDirectory, name: str) -> list[int]:
+    """The steps of the checkpoints that there are, that with the lowest held-out loss of a task first, or of the run,
+    by the name `loss`. UserError where none was evaluated."""
     recipe, steps = directory.read_recipe(), directory.checkpoint_steps()
     evaluations = {figures["step"]: losses(recipe, figures) for figures in read_metrics(directory, "eval")}
     ever, there = (best(recipe, evaluations, of) for of in (evaluations, steps))
@@ -225,7 +230,10 @@ def best_step(directory: RunDirectory, name: str) -> int:
             "were, step %d is read",
             *(name, ever[name], there[name]),
         )
-    return there[name]
+    ranked = []
+    while left := best(recipe, evaluations, {*steps} - {*ranked}).get(name):
+        ranked.append(left)
+    return ranked
 
 
 def identity_of(source: Path) -> str:

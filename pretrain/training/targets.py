@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import flax.linen as nn
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -40,12 +39,21 @@ class Asked(NamedTuple):
     targets: tuple[str, ...]
 
 
-def behind(module: nn.Module, objectives: Sequence[Objective], made: Made) -> list[int]:
+def behind(opened: Opened, objectives: Sequence[Objective]) -> list[int]:
     """What stands between an input and its target: the token that ends an encoder's texts, or of a decoder's rows of
-    input and target, where one of the objectives has such, the delimiter; nothing where a model knows no inputs."""
-    if isinstance(module, EncoderDecoder):
-        return [made.special["eod" if "eod" in made.special else "sep"]]
-    found = (delimiter(objective, made.special) for objective in objectives)
+    input and target, where one of the objectives has such, the delimiter; nothing where a model knows no inputs.
+
+    UserError for a tokenizer in which nothing ends an encoder's texts."""
+    special = opened.tokenizer.special
+    if isinstance(opened.module, EncoderDecoder):
+        for role in ("eod", "sep"):
+            if role in special:
+                return [special[role]]
+        raise UserError(
+            f"{opened.source}: its tokenizer has no eod or sep token, one of which has to end inputs; give it one "
+            "that has </s> or <sep>"
+        )
+    found = (delimiter(objective, special) for objective in objectives)
     return [token for token in found if token is not None][:1]
 
 
@@ -117,7 +125,7 @@ def begun(
     objectives: of which one has such rows.   UserError for a model that knows no inputs and targets, and for rows
     without room.
     """
-    made, after = opened.tokenizer, behind(opened.module, objectives, opened.tokenizer)
+    made, after = opened.tokenizer, behind(opened, objectives)
     if not after:
         raise UserError(
             f"--write, --source: {opened.source} reads no inputs with targets; take a run of an encoder and a decoder, "

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -102,6 +103,24 @@ def test_rates_of_tasks_follow_from_their_examples(folder):
     assert f"phases.0.rates=proportional:1: the steps are 33.33% spans ({rows['spans']:,} examples), 33.33%" in said
     of_pairs = Pairs(32, 9), InputTarget(32, True, False)
     assert [of.examples_of({"documents": 7, "tokens": 99}) for of in of_pairs] == [7, 7]
+
+
+def test_what_is_wrong_with_a_task_is_said_with_its_name(folder):
+    phase = dataclasses.replace(in_tasks("").phases[0], target_length=5)
+    with pytest.raises(UserError, match="^task spans: phases.0.target_length=5: at length=32"):
+        check(tiny.t5(phases=(phase,)))
+    with pytest.raises(UserError, match="^task spans: objective SequenceToSequence: asks for EncoderDecoder"):
+        check(dataclasses.replace(in_tasks(""), model=tiny.BERT))
+    with pytest.raises(UserError, match="^task spans: corpus .*/a has 0 sentinels"):
+        check_data(in_tasks(""), open_corpora(text(folder), {}))
+
+
+def test_targets_follow_the_token_that_the_model_begins_with():
+    SPANS.check(tiny.T5, SimpleNamespace(special={"pad": 0}), None)
+    with pytest.raises(
+        UserError, match="^corpus c: targets follow its pad token, 3, and the model writes them after 0; "
+    ):
+        SPANS.check(tiny.T5, SimpleNamespace(path="c", special={"pad": 3}), None)
 
 
 def test_rates_of_tasks_stay_when_a_corpus_has_grown(folder, tmp_path):

@@ -96,6 +96,10 @@ def test_a_folder_with_anything_else_is_not_written_into(trained, gpt2_run, tmp_
     assert f"--out {gpt2_run}: holds checkpoints, so it is no discriminator" in capsys.readouterr().err
     assert main([*arguments, str(trained[1])]) == 2  # but into an earlier one
     assert "none: cannot be read" in capsys.readouterr().err
+    lines = tmp_path / discriminator.FILE
+    lines.touch()
+    assert main(["discriminator", str(gpt2_run), "--examples", str(lines), "--out", str(tmp_path)]) == 2
+    assert f"--out {lines}: is the file of --examples, which it would replace" in capsys.readouterr().err
 
 
 def test_a_bag_has_its_words_of_one_token_as_they_stand_in_a_text(gpt2_run, tmp_path):

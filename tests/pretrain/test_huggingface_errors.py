@@ -11,7 +11,7 @@ from data_pipelines.errors import UserError
 from models.families.electra import Tower
 from pretrain.huggingface.export import export
 from tests.pretrain import reference, toys
-from tests.pretrain.hugging_face_folders import HEADS, load_like, rewrite
+from tests.pretrain.hugging_face_folders import HEADS, MODELS, load_like, rewrite
 
 
 def expect_load_error(folder, config, tokenizer_path, *parts, kind=None):
@@ -41,6 +41,10 @@ def with_tensor(name, *shape, part=""):
     return lambda folder: rewrite(folder / part, lambda tensors: tensors.update({name: zeros}))
 
 
+def without(name):
+    return lambda folder: rewrite(folder, lambda tensors: tensors.pop(name))
+
+
 def with_bytes(name):
     return lambda folder: (folder / name).write_bytes(b"\x00\x01{")
 
@@ -55,6 +59,7 @@ def untied(folder):
 
 DENSE, DECODER = "bert.encoder.layer.1.output.dense.weight", "cls.predictions.decoder.weight"
 NORM = "electra.embeddings.LayerNorm.bias"
+NOT_COPIED = "config.json has num_layers={}, num_decoder_layers=1, but the weights have {}; correct that, or copy the"
 DIFFERENT = {"width": 32, "positions": 16, "norm_epsilon": 1e-5}
 KNOWN = "openai-gpt, gpt2, longformer, mt5, roberta, t5, transformer-xl, xlnet"
 # kind of the folder, what is done to it, config (a kind, changes of the folder's own, or one), what is said
@@ -70,6 +75,16 @@ WRONG = {
         "masked", None, "pretraining", "cls.seq_relationship.weight", "BertForMaskedLM", "BertForPreTraining",
     ),
     "an unexpected tensor": ("masked", with_tensor("another.weight", 2, 16), {}, "another.weight"),
+    "a softmax that was saved as if it were tied": (
+        "t5 untied", without("lm_head.weight"), {}, "has no lm_head.weight; transformers 5 saves none", "clone()",
+    ),
+    "more layers than weights": (
+        "t5", with_fields(num_layers=3), {"depth": 3}, NOT_COPIED.format(3, "no encoder.block.2"),
+    ),
+    "fewer layers than weights": (
+        "t5", with_fields(num_layers=1), {"depth": 1}, NOT_COPIED.format(1, "encoder.block.1, too"),
+    ),
+    "a tensor that is lost": ("masked", without(DENSE), {}, f"has no {DENSE}; copy it again"),
     "another shape": ("masked", with_tensor(DENSE, 16, 25), {}, DENSE, "(16, 25)", "(16, 24)"),
     "an untied head": ("masked", untied, {}, DECODER, "ties"),
     "parts with different embeddings": ("electra", with_tensor(NORM, 16, part="generator"), {}, NORM, "discriminator"),
@@ -92,7 +107,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_is_wrong_is_said_in_one_line(exported, configs, tokenizer_path, wrong):
+def test_what_is_wrong_is_said_in_one_line(exported, configs, tokenizers, wrong):
     kind, damage, config, *said = WRONG[wrong]
     folder = exported(kind)
     if damage:
@@ -100,7 +115,8 @@ def test_what_is_wrong_is_said_in_one_line(exported, configs, tokenizer_path, wr
     if isinstance(config, dict):
         config = dataclasses.replace(configs[kind], **config)
     kind, config = (config, configs[config]) if isinstance(config, str) else (kind, config)
-    expect_load_error(folder, config, tokenizer_path, *(part.format(folder=folder) for part in said), kind=kind)
+    tokenizer = tokenizers[MODELS[kind][1]]
+    expect_load_error(folder, config, tokenizer, *(part.format(folder=folder) for part in said), kind=kind)
 
 
 def test_another_vocabulary_in_vocab_txt_is_an_error(exported, configs, tokenizer_path):

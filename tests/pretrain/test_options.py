@@ -19,7 +19,7 @@ from pretrain.objectives.objective import Moment, shapes_of
 from pretrain.objectives.sequence_to_sequence import SequenceToSequence
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training import loop, placement
+from pretrain.training import evaluate, loop, placement
 from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.attention_choice import chosen_program
 from pretrain.training.run import run
@@ -203,13 +203,14 @@ def steps_of(directory, kind):
 
 
 def test_options_of_a_run(toy_run, monkeypatch):
-    sizes, evaluator, parts, stages, seen = [], loop.Evaluators, [], placement.stages, []
+    sizes, evaluators, parts, stages, seen = [], evaluate.Evaluators.__init__, [], placement.stages, []
 
     def recorded(*rest, processes, **more):
         seen.append(processes)
         return Loader(*rest, processes=0, **more)  # what several processes do is seen by test_kills
 
-    monkeypatch.setattr(loop, "Evaluators", lambda *rest: sizes.append(rest[2]) or evaluator(*rest))
+    made = lambda self, *rest: sizes.append(rest[2]) or evaluators(self, *rest)
+    monkeypatch.setattr(evaluate.Evaluators, "__init__", made)
     monkeypatch.setattr(placement, "stages", lambda *rest: parts.append(rest[2]) or stages(*rest))
     monkeypatch.setattr(loop, "Loader", recorded)
     options = {"log_every": 8, "eval_every": 7, "eval_examples": 24, "checkpoint_every": 3, "keep": 2, "keep_every": 6}

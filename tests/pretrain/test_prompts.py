@@ -295,8 +295,11 @@ def test_an_exported_folder_is_asked_as_its_run_is(file, gpt2_run, tmp_path):
 
 
 def test_what_cannot_be_asked_is_one_line(file, gpt2_run, capsys, monkeypatch):
-    arguments = ["prompts", str(gpt2_run), "--examples", str(file(*QUESTIONS))]
+    path = file(*QUESTIONS)
+    (path.parent / "link").symlink_to(path)
+    arguments = ["prompts", str(gpt2_run), "--examples", str(path)]
     mistakes = {
+        ("--out", str(path.parent / "link")): "link: is the file of --examples, which it would replace; give another",
         ("--shots", "-1"): "give numbers from 0 on",
         ("--seed", str(2**32)): "--seed 4294967296: must be at least 0 and below 2**32",
         ("--stop", "", "--score", "greedy"): "--stop: is given no value",

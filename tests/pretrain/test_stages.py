@@ -28,7 +28,7 @@ from pretrain.optimizers import Optimizer
 from pretrain.recipe import Phase, asked_of_teachers, check, extended, from_json, rate_after, to_json
 from pretrain.schedules import Schedule
 from pretrain.storage.checkpoints import ABOUT, phase_of
-from pretrain.storage.journal import read_metrics
+from pretrain.storage.journal import Journal, read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import run as runs
 from pretrain.training.assembly import assemble, initial_params, parameter_shapes, split_frozen
@@ -193,10 +193,17 @@ def both(monkeypatch, corpus_path):
     return recipe, go
 
 
-def test_two_tasks_train_one_trunk_with_figures_of_each_and_go_on_bit_for_bit(both, tmp_path):
+def test_two_tasks_train_one_trunk_with_figures_of_each_and_go_on_bit_for_bit(both, tmp_path, monkeypatch):
     recipe, go = both
     assert from_json(to_json(recipe)) == recipe
+    told = []
+    monkeypatch.setattr(Journal, "doing", lambda self, what: told.append(what))
     go(tmp_path / "whole")
+    assert sorted(what for what in told if what != "evaluating") == [
+        "compiling phase 1",
+        "compiling task masked",
+        "compiling task next",
+    ]
     for kind in ("train", "eval"):
         *_, last = read_metrics(RunDirectory(tmp_path / "whole"), kind)
         assert {"loss", "masked/loss", "masked/mlm_accuracy", "next/loss", "next/perplexity"} <= last.keys()

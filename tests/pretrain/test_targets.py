@@ -16,11 +16,15 @@ from data_pipelines.formats.table import parse
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
 from data_pipelines.tokenizers import stored
+from data_pipelines.tokenizers.made import with_sentinels
+from data_pipelines.tokenizers.training import Training
+from models.core.program import Program
+from models.families.t5 import T5
 from pretrain import metrics
 from pretrain.__main__ import main
 from pretrain.commands.eval import Eval, held_out_inputs
 from pretrain.commands.export import export_model
-from pretrain.commands.generate import encode
+from pretrain.commands.generate import encode, in_place, seen
 from pretrain.generation import decoding
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
@@ -29,8 +33,10 @@ from pretrain.recipe import Phase
 from pretrain.storage import run_directory
 from pretrain.training import targets
 from pretrain.training.assembly import assemble
+from pretrain.training.data import said_of_data
 from pretrain.training.evaluate import Evaluator
 from pretrain.training.opened import Opened, Restored
+from tests.data_pipelines.tokenizers.trained import train
 from tests.pretrain import tiny
 
 NUMBER = 40
@@ -138,6 +144,23 @@ def test_a_decoder_is_given_its_rows_up_to_their_delimiter_with_room_for_a_targe
         targets.begun(asked, opened, [NextTokenPrediction()], Decoding())
 
 
+def test_a_tokenizer_in_which_nothing_ends_inputs_is_told(corpus):
+    made = stored.load(corpus / "tokenizer")
+    opened = Opened(Path("hf"), T5(tiny.T5, Program()), {}, None, made, None)
+    assert targets.behind(opened, []) == [made.special["sep"]]
+    lacking = made._replace(special={"pad": 0, "eos": 1})
+    with pytest.raises(UserError, match="^hf: its tokenizer has no eod or sep token, one of which has to end inputs; "):
+        targets.behind(opened._replace(tokenizer=lacking), [])
+
+
+def test_a_run_says_which_rows_leave_out_what_stands_before_documents(corpus):
+    said = lambda recipe: said_of_data(recipe, {"": Corpus(corpus)}, None)
+    expected = f"--corpus {corpus}: the rows leave out the tone that stands before each document"
+    assert said(tiny.t5()) == said(tiny.t5(objective=SequenceToSequence("prefix"))) == [expected]
+    for recipe in tiny.gpt2(), tiny.t5(objective=SequenceToSequence("input-target")):
+        assert not said(recipe)
+
+
 @pytest.fixture
 def several(tmp_path):
     """A source of inputs with two targets each, and one that lacks one."""
@@ -206,6 +229,20 @@ def test_a_sentinel_that_nothing_is_written_for_stays_and_so_does_what_is_writte
     ]
 
 
+SPACED = ["a <extra_id_0> b", "a<extra_id_0>b", "(<extra_id_0>), b", "a <extra_id_0> <extra_id_1> b", "<extra_id_0>\nb"]
+
+
+@pytest.mark.parametrize("prompt", SPACED)
+def test_a_sentinel_that_stays_has_the_white_space_of_the_prompt(prompt):
+    made = with_sentinels(train("sentencepiece-unigram", ["a b (a), b"] * 9, Training(10, specials="t5")), 2)
+    tokens = made.tokenizer.encode(prompt, add_special_tokens=False).ids
+    assert made.tokenizer.decode(tokens, skip_special_tokens=False) != prompt
+    assert seen(made, tokens, prompt) == prompt
+    (a,) = encode(made, ["a"])
+    filled = in_place(made, tokens, [made.special["sentinel_1"], *a])
+    assert seen(made, filled, prompt) == prompt.replace("<extra_id_1>", "a")
+
+
 def test_a_disk_that_is_full_leaves_nothing_half_written(t5_run, heard, several, capsys, tmp_path, monkeypatch):
     def full(new, place):
         assert new.exists()
@@ -233,6 +270,10 @@ MISTAKES = [
     (["--source", "SOURCE", "--out", "FOLDER"], "FOLDER: is no file; give a file"),
     (["--source", "SOURCE", *fields("de"), "--out", "x" * 300], "cannot write there (File name too long)"),
     (["--source", "SOURCE", *fields("de")], "its documents have one text; give a second --field, that of targets"),
+    (
+        ["--source", "SOURCE", *fields("one", "de", "one")],
+        "--field one: is given twice, and each is a segment of its own",
+    ),
     (["--source", "SOURCE", *fields("de", "one"), "--out", "FOLDER/link"], "link: is a file of --source"),
     (["--source", "parallel:BLANK,FILE", "--out", "FILE"], "FILE: is a file of --source parallel:"),
 ]

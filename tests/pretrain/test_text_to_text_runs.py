@@ -22,11 +22,12 @@ from pretrain.schedules import Schedule
 from pretrain.storage.best import best, losses
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training import evaluate, loop, opened
+from pretrain.training import evaluate, opened
 from pretrain.training.data import task_rates
-from pretrain.training.opened import best_step, open_model
+from pretrain.training.opened import best_steps, open_model, restore
 from pretrain.training.run import run
 from tests.pretrain import tiny, toys
+from tests.pretrain.test_checkpoints import DAMAGES
 from tests.texts import write_texts
 
 
@@ -76,11 +77,11 @@ def test_tasks_of_text_and_pairs_go_on_bit_for_bit_and_the_best_of_each_stays(co
         of_each = bests(recipe(12), evaluations(workdir), evaluations(workdir))
         assert of_each.keys() == {"loss", "spans", "upper"}
         assert {*of_each.values(), 12} <= {*RunDirectory(workdir).checkpoint_steps()} <= {9, 12}
-    step = best_step(RunDirectory(whole), "upper")
+    step, *_ = best_steps(RunDirectory(whole), "upper")
     assert main(["eval", str(whole), "--best", "upper"]) == 0
     said = capsys.readouterr().out
     assert f"step {step}" in said and f"{found[step]['upper/loss']:.4f}" in said
-    assert open_model(whole, best_of="spans").step == best_step(RunDirectory(whole), "spans")
+    assert open_model(whole, best_of="spans").step == best_steps(RunDirectory(whole), "spans")[0]
 
 
 def test_a_task_of_several_corpora_has_one_loss_by_their_rates(corpora, monkeypatch):
@@ -99,25 +100,29 @@ def test_a_task_of_several_corpora_has_one_loss_by_their_rates(corpora, monkeypa
 LOSSES = {3: 5.0, 6: 3.0, 9: 4.0, 12: 3.0, 15: math.nan, 18: 3.5, 20: 9.0}
 
 
+# Orbax leaves coroutines behind where a file does not load
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_best_so_far_survives_a_restart_and_what_is_no_number_is_none(corpus_path, tmp_path, monkeypatch, caplog):
     toys.register(monkeypatch)
-    scripted = lambda params, frozen, step: {"loss": LOSSES[step]}
-    monkeypatch.setattr(loop, "Evaluators", lambda *rest: scripted)
+    scripted = lambda self, params, frozen, step: {"loss": LOSSES[step]}
+    monkeypatch.setattr(evaluate.Evaluators, "__call__", scripted)
     options = {"checkpoint_every": 4, "eval_every": 3, "keep": 1, "keep_best": True}
     go = lambda steps: run(toys.recipe(steps=steps), tiny.options(corpus_path, tmp_path, **options))
     directory = RunDirectory(tmp_path)
     go(9)
     assert directory.checkpoint_steps() == [6, 9]
     go(20)
-    assert directory.checkpoint_steps() == [6, 20] and best_step(directory, "loss") == 6
+    assert directory.checkpoint_steps() == [6, 20] and best_steps(directory, "loss") == [6, 20]
     assert "not kept" not in caplog.text
     with pytest.raises(UserError, match="has no evaluation of upper; use one of loss"):
-        best_step(directory, "upper")
+        best_steps(directory, "upper")
+    DAMAGES["all files empty"](directory.checkpoints / "6")
+    assert restore(directory, best_of="loss").step == 20 and "that of step 20 is read" in caplog.text
     shutil.rmtree(directory.checkpoints / "6")
-    assert best_step(directory, "loss") == 20 and "was at step 6, whose checkpoint was not kept" in caplog.text
+    assert best_steps(directory, "loss") == [20] and "was at step 6, whose checkpoint was not kept" in caplog.text
     shutil.rmtree(directory.checkpoints / "20")
     with pytest.raises(UserError, match="--best loss: no checkpoint of .* was evaluated"):
-        best_step(directory, "loss")
+        best_steps(directory, "loss")
 
 
 def test_losses_of_the_last_phase_alone_are_compared():
