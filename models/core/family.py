@@ -89,6 +89,7 @@ class HuggingFace(NamedTuple):
     prepare: the options of `python -m data_pipelines prepare` that make a tokenizer which writes that.
     otherwise: (config, heads) -> what the class computes otherwise than the model was trained, one phrase for each.
     assumed: name in config.json -> its value, where it says one; with another the class computes otherwise.
+    of_softmax: tensors that its classes with heads lack.
     """
 
     folder: str
@@ -102,6 +103,7 @@ class HuggingFace(NamedTuple):
     prepare: str = "--tokenizer wordpiece"
     otherwise: Callable[[Any, Collection[str]], list[str]] = dense_there
     assumed: Mapping[str, Any] = MappingProxyType({})
+    of_softmax: tuple[str, ...] = ()
 
 
 class Family(NamedTuple):
