@@ -19,7 +19,7 @@ from models.core.program import Program
 from models.core.sharding import constrain
 
 TOKENS, POOLER, PAIR = "predictions", "pooler", "pair"  # names of heads
-CLASSIFIER, TAGGER, SPANS, CHOICE = "classifier", "token_classifier", "spans", "choice"  # of those for tasks
+CLASSIFIER, TAGGER, SPANS, CHOICE = TASK_HEADS = "classifier", "token_classifier", "spans", "choice"
 
 
 class WithHeads(nn.Module):
