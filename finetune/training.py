@@ -63,7 +63,7 @@ def finetune(tasks: Mapping[str, Files], options: Training, stop: StopRequest | 
     `pretrain.training.run.run`. UserError as there, and for files that are malformed."""
     doing("reading the task")
     config, made = source_model(options.source)
-    _check_heads(options.source, config, [files.task for files in tasks.values()])
+    check_heads(options.source, config, [files.task for files in tasks.values()])
     read, labels = {}, []
     for name, files in tasks.items():
         read[name] = one = _read(files, config, made, options)
@@ -110,7 +110,7 @@ def _as_finetuned(config: Any, made: Made) -> tuple[Any, Made]:
     return dataclasses.replace(config, vocab_size=max(config.vocab_size, made.tokenizer.get_vocab_size())), made
 
 
-def _check_heads(source: Path, config: Any, tasks: Sequence[FinetuningTask]) -> None:
+def check_heads(source: Path, config: Any, tasks: Sequence[FinetuningTask]) -> None:
     """UserError where a model has no such heads as tasks ask for."""
     known = [head.name for head in family_of(config).heads]
     for name in (asked for task in tasks for asked in task.asks):

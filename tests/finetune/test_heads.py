@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import shutil
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,21 +12,30 @@ import pytest
 import torch
 import transformers
 
+from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import stored
 from data_pipelines.tokenizers.training import Training
 from finetune.task import apply_head, hidden_states
+from finetune.tasks.classify import Classify, Labelled
+from finetune.training import check_heads, source_model
 from models.attention.patterns.pattern import Pattern
 from models.blocks.heads import CHOICE, CLASSIFIER, SPANS, TAGGER
 from models.blocks.positions import gather_positions
 from models.core.parameters import leaves, nest
+from models.families.electra import ElectraConfig
 from models.families.registry import FAMILIES
+from pretrain.huggingface.config import config_from
 from pretrain.huggingface.export import export
 from pretrain.huggingface.load import load
 from pretrain.huggingface.tensors import architecture, tensors
+from pretrain.objectives.objective import Moment, Phase
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.start import INIT_FROM, load_weights
+from tests.contract.cases import noise
 from tests.data_pipelines.tokenizers.trained import train
-from tests.models.shapes import parameter_shapes
-from tests.pretrain import reference
-from tests.pretrain.hugging_face_folders import TEXTS
+from tests.models.shapes import parameter_shapes, random_params
+from tests.pretrain import reference, tiny
+from tests.pretrain.hugging_face_folders import TEXTS, without_padding
 
 ROWS, LENGTH, CHOICES = 4, 16, 2
 SIZES = {"width": 16, "depth": 1, "heads": 2, "feed_forward": 64, "attention_dropout": 0.0, "dropout": 0.0}
@@ -185,3 +196,76 @@ def test_a_head_is_that_of_transformers_class(family, head, tmp_path, tokenizers
     named = dict(model.named_parameters())
     assert all(torch.equal(parameter, named[name]) for name, parameter in loaded.named_parameters())
     assert [*loaded.config.id2label.values()] == [*(labels or ("LABEL_0", "LABEL_1"))]
+
+
+def test_the_auxiliary_loss_is_the_language_models_that_has_the_same_trunk(tmp_path):
+    config, batch = config_of("gpt"), batch_of("gpt")
+    model = reference.torch_model(config, "model", heads=(CLASSIFIER,))
+    model.save_pretrained(tmp_path)
+    params = load(tmp_path, config, parameter_shapes(config, (CLASSIFIER,)), tmp_path)
+    writer = transformers.OpenAIGPTLMHeadModel(model.config)
+    writer.transformer, writer.lm_head.weight = model.transformer, model.transformer.tokens_embed.weight
+    tokens, real = torch.from_numpy(batch["tokens"]).long(), torch.from_numpy(batch["segments"])
+    of_rows = model(tokens, attention_mask=real, labels=torch.from_numpy(batch[CLASSIFIER])).loss
+    expected = of_rows + 0.5 * writer(tokens, attention_mask=real, labels=tokens.where(real > 0, -100)).loss
+    expected.backward()
+
+    task = Classify(auxiliary=0.5).suited(config)
+    rows = {name: batch[name] for name in ("tokens", "segments", "place")}
+    rows["labels"] = batch[CLASSIFIER].astype(np.int32)
+    network = FAMILIES["gpt"].module(config, reference.FLOAT32, (CLASSIFIER,))
+
+    def loss(params):
+        terms, weights = task.loss(network, params, rows, {}, Moment(noise(ROWS), True))[0], task.weights(rows)
+        return sum(factor * terms[name].sum / weights[name] for name, factor in task.coefficients(0).items())
+
+    found, gradients = jax.jit(jax.value_and_grad(loss))(params)
+    assert abs(float(found) - expected.item()) <= 1e-5 * expected.item()
+    ours, theirs = tensors(jax.device_get(gradients), config, "model"), reference.torch_gradients(model)
+    for name, gradient in theirs.items():
+        assert np.linalg.norm(ours[name].array() - gradient) <= 2e-5 * np.linalg.norm(gradient), name
+    with pytest.raises(UserError, match="--auxiliary 0.5: is for models that read from left to right"):
+        Classify(auxiliary=0.5).suited(config_of("bert"))
+
+
+def test_of_an_xlnet_chosen_tokens_are_as_among_all():
+    config, batch = config_of("xlnet"), batch_of("xlnet")
+    model, slots = FAMILIES["xlnet"].module(config, reference.FLOAT32), batch["place"][:, None] // (1, 2)
+    both = jax.jit(lambda params: [hidden_states(model, params, batch, None, at) for at in (slots, None)])
+    few, every = both(random_params(config))
+    np.testing.assert_allclose(few, gather_positions(every, slots), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["longformer", "roberta"])
+def test_the_token_at_which_a_longformer_reads_a_row_is_global(family, tokenizers):
+    task = Classify(text=("a", "b")).suited(config_of(family))
+    rows = task.encode([Labelled("", ("the fox", "a dog"), "no")] * 2, stored.load(tokenizers[1]), LABELS, LENGTH)
+    assert ("globals" in rows.columns) == ("globals" in task.spec(Phase(1.0, LENGTH, 2))) == (family == "longformer")
+    assert family == "roberta" or rows.columns["globals"].tolist() == [[0], [0]]
+
+
+def test_of_an_electra_a_task_begins_with_the_discriminators_encoder(corpus_path, tmp_path):
+    run, folder, bare = tmp_path / "run", tmp_path / "hf", tmp_path / "bare"
+    params, tokenizer = tiny.begun(tiny.electra(), tiny.options(corpus_path, run)), RunDirectory(run).tokenizer
+    export(params, RunDirectory(run).read_recipe().model, tokenizer, folder)
+    shutil.copytree(folder, bare, ignore=shutil.ignore_patterns("generator"))
+    found = []
+    for source in (run, folder, bare):
+        config, _ = source_model(source)
+        assert config == dataclasses.replace(tiny.ELECTRA.encoder("discriminator"), vocab_size=config.vocab_size)
+        shapes = parameter_shapes(config, (CLASSIFIER,))
+        start = lambda shapes=shapes: jax.tree.map(lambda of: np.ones(of.shape, np.float32), shapes)
+        corpus = SimpleNamespace(tokenizer_path=tokenizer)
+        found.append(load_weights(INIT_FROM, str(source), config, shapes, corpus, start))
+    kernel = lambda tree: tree["layers"]["attention"]["query"]["kernel"]
+    np.testing.assert_array_equal(kernel(found[0]), kernel(params["discriminator"]["encoder"]))
+    for one in found:
+        assert tiny.equal(without_padding(one, config), without_padding(found[0], config))
+        assert all((leaf == 1).all() for _, leaf in leaves(one[CLASSIFIER]))
+    assert isinstance(config_from(folder), ElectraConfig)  # whoever does not finetune reads both
+
+
+@pytest.mark.parametrize(("family", "said"), [("gpt", "for tasks are classifier"), ("t5", "it has none for tasks")])
+def test_a_head_that_a_model_has_not_is_said_with_those_that_it_has(family, said):
+    with pytest.raises(UserError, match=f"--from here: {family} has no head 'spans'.*{said}; take another model"):
+        check_heads("here", FAMILIES[family].sizes["tiny"], [SimpleNamespace(asks=(SPANS,))])
