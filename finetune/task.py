@@ -15,6 +15,8 @@ from finetune.rows import Rows, TaskRows
 from models.blocks.positions import gather_positions
 from models.core.noise import site
 from models.core.parameters import Noise, Params
+from models.core.program import Program
+from models.families.registry import family_of
 from pretrain.objectives.objective import Batch, Objective, Spec, Term, inputs_of
 from pretrain.objectives.protocols import CausalDecoder
 
@@ -36,10 +38,13 @@ class FinetuningTask(Objective):
     # Rows longer than the first and no longer than the second alone; 0: those of the phase
     bucket: Annotated[tuple[int, int], Suppress] = (0, 0)
     part: Annotated[tuple[int, int], Suppress] = (0, 0)  # of the model's labels those of this task; (0, 0): all
+    causal: Annotated[bool, Suppress] = False  # whether the model reads from left to right
+    marks_globals: Annotated[bool, Suppress] = False  # whether it is told which tokens see all and all see
 
     def suited(self, model_config: Any) -> Self:
         """The same task as it is for a model."""
-        return self
+        marks_globals = getattr(model_config, "global_projections", False)
+        return dataclasses.replace(self, causal=is_causal(model_config), marks_globals=marks_globals)
 
     @abc.abstractmethod
     def read(self, file: Path, is_labelled: bool = True) -> Examples:
@@ -81,8 +86,16 @@ class FinetuningTask(Objective):
         above, length = self.bucket if self.bucket[1] else (0, phase.length)
         return TaskRows(length, above, tuple(self.columns.items()), tuple(self.of_tokens.items()))
 
+    def memory(self, model_config, train):
+        return 0
+
     def loss(self, model, params, batch, carry, moment):
         return self.terms(self.scores(model, params, batch, moment.noise), batch), carry, {}
+
+
+def is_causal(model_config: Any) -> bool:
+    """Whether a model of this config reads from left to right."""
+    return isinstance(family_of(model_config).module(model_config, Program()), CausalDecoder)
 
 
 def hidden_states(

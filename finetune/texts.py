@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from data_pipelines.examples.next_tokens import delimiter_token
-from data_pipelines.tokenizers.made import Made
+from data_pipelines.tokenizers.made import Made, surround, with_end
 
 
 class Row(NamedTuple):
@@ -20,12 +18,10 @@ class Row(NamedTuple):
 def encoded(made: Made, texts: Sequence[tuple[str, ...]], length: int, causal: bool) -> list[Row]:
     """A row of at most so many tokens for each text or pair of texts; of what does not fit the longer text is cut.
 
-    causal: then each text ends with the delimiter, and the last one is where a row is read (Radford et al. 2018,
-    section 3.3); else special tokens are the tokenizer's, and the row is read at its `cls` token.
+    Special tokens are the tokenizer's. A row is read at its `cls` token, or for a causal model at the last one, the
+    delimiter that `ending` puts there (Radford et al. 2018, section 3.3).
     """
-    if causal:
-        return _causal(made, texts, length)
-    tokenizer, cls = made.tokenizer, made.special.get("cls")
+    tokenizer, cls = made.tokenizer, None if causal else made.special.get("cls")
     tokenizer.enable_truncation(length, strategy="longest_first")
     try:
         found = tokenizer.encode_batch([one if len(one) > 1 else one[0] for one in texts])
@@ -38,23 +34,12 @@ def encoded(made: Made, texts: Sequence[tuple[str, ...]], length: int, causal: b
     return rows
 
 
-def _causal(made: Made, texts: Sequence[tuple[str, ...]], length: int) -> list[Row]:
-    end, rows = delimiter_token(made.special), []
-    flat = made.tokenizer.encode_batch([text for one in texts for text in one], add_special_tokens=False)
-    encodings = iter(flat)
-    for one in texts:
-        parts = [next(encodings).ids for _ in one]
-        row = [token for part, size in zip(parts, fitting([*map(len, parts)], length - len(parts)), strict=True)
-               for token in (*part[:size], end)]  # fmt: skip
-        rows.append(Row(row, np.zeros(len(row), np.int32), len(row) - 1))
-    return rows
+def ending(made: Made) -> Made:
+    """The tokenizer with the delimiter after each text, with <|endoftext|> as a further token where it has none.
 
-
-def fitting(sizes: list[int], room: int) -> list[int]:
-    """Sizes cut so that together they have room: the longest first, as far as the next one."""
-    kept = sorted(range(len(sizes)), key=lambda index: sizes[index])
-    found, left = [*sizes], room
-    for number, index in enumerate(kept):
-        found[index] = min(sizes[index], left // (len(kept) - number))
-        left -= found[index]
-    return found
+    That is in the files which are exported, so that there texts are rows as here.
+    """
+    made = made if {"sep", "eod"} & made.special.keys() else with_end(made)
+    end = made.tokenizer.id_to_token(delimiter_token(made.special))
+    surround(made.tokenizer, f"$A {end}", f"$A {end} $B {end}")
+    return made

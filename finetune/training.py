@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +18,11 @@ from data_pipelines.tokenizers.made import Made
 from finetune.evaluators import Development, DevelopmentSets
 from finetune.options import Training
 from finetune.rows import Rows, TaskData, buckets
-from finetune.task import FinetuningTask
-from models.families.registry import family_of, name_of
+from finetune.task import FinetuningTask, is_causal
+from finetune.texts import ending
+from models.blocks.heads import TASK_HEADS
+from models.families.electra import ElectraConfig
+from models.families.registry import FAMILIES, family_of, name_of
 from pretrain.huggingface.config import config_from, folders
 from pretrain.lora import Lora
 from pretrain.objectives.objective import Phase, Task
@@ -91,8 +94,7 @@ def prepared(
     """
     doing("reading the task")
     config, made = source_model(options.source)
-    if not hasattr(config, "labels"):
-        raise UserError(f"--from {options.source}: {name_of(config)} has no heads for tasks; take another model")
+    check_heads(options.source, config, [files.task for files in tasks.values()])
     read, labels = {}, []
     for name, files in tasks.items():
         read[name] = one = _read(files, config, made, options)
@@ -100,7 +102,7 @@ def prepared(
             part = len(labels), len(labels) + len(one.dev.labels)
             read[name] = one._replace(task=dataclasses.replace(one.task, part=part))
         labels += [f"{name}/{label}" if name else label for label in one.dev.labels]
-    model = dataclasses.replace(config, labels=tuple(labels))
+    model = dataclasses.replace(config, labels=tuple(labels)) if hasattr(config, "labels") else config
     recipe = recipe_of(read, model, options)
     epoch = max(1, -(-sum(one.number for one in read.values()) // options.batch_size))
     sets = {name: one.dev for name, one in read.items()}
@@ -119,12 +121,33 @@ def source_model(source: Path) -> tuple[Any, Made]:
     directory = RunDirectory(source)
     if is_file(directory.recipe):
         with local_folder(directory.tokenizer) as folder:
-            return directory.read_recipe().model, stored.load(folder)
+            config, made = directory.read_recipe().model, stored.load(folder)
+        return _as_finetuned(config, made)
     if not is_file(directory.path / "config.json"):
         raise UserError(f"--from {source}: is no run, and no Hugging Face folder; give one of them")
     with local_folder(directory.path) as folder:
-        config = config_from(folder)
-        return config, stored.load(next(iter(folders(folder, family_of(config)).values())))
+        config = config_from(folder, FAMILIES["electra-encoder"])
+        return _as_finetuned(config, stored.load(next(iter(folders(folder, family_of(config)).values()))))
+
+
+def _as_finetuned(config: Any, made: Made) -> tuple[Any, Made]:
+    """Of an ELECTRA its discriminator's encoder; of a model that reads from left to right the tokenizer `ending`
+    texts."""
+    config = config.encoder("discriminator") if isinstance(config, ElectraConfig) else config
+    if not is_causal(config):
+        return config, made
+    made = ending(made)
+    return dataclasses.replace(config, vocab_size=max(config.vocab_size, made.tokenizer.get_vocab_size())), made
+
+
+def check_heads(source: Path, config: Any, tasks: Sequence[FinetuningTask]) -> None:
+    """UserError where a model has no such heads as tasks ask for."""
+    known = [head.name for head in family_of(config).heads]
+    for name in (asked for task in tasks for asked in task.asks):
+        if isinstance(name, str) and name not in known:
+            heads = [head for head in TASK_HEADS if head in known]
+            have = f"its heads for tasks are {', '.join(heads)}" if heads else "it has none for tasks"
+            raise UserError(f"--from {source}: {name_of(config)} has no head {name!r}, {have}; take another model")
 
 
 def _read(files: Files, config: Any, made: Made, options: Training) -> Read:

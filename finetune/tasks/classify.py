@@ -2,12 +2,13 @@
 Radford et al. 2018, section 3.3)."""
 
 import dataclasses
-from typing import Annotated, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tyro.conf import Suppress
+from jax import Array
 
 from data_pipelines.command_line import unknown
 from data_pipelines.errors import UserError
@@ -18,12 +19,12 @@ from finetune.rows import joined
 from finetune.task import FinetuningTask, apply_head, hidden_states
 from finetune.texts import encoded
 from models.blocks.heads import CLASSIFIER
+from models.blocks.positions import gather_positions
 from models.core.noise import site
-from models.core.program import Program
+from models.core.parameters import Noise, Params
 from models.core.ranges import NOT_NEGATIVE, SHARE, check_ranges
-from models.families.registry import family_of
+from pretrain.objectives.blocked_softmax import softmax_sums
 from pretrain.objectives.objective import Term
-from pretrain.objectives.protocols import CausalDecoder
 
 NONE = -1  # in place of a class, of a row that has none
 
@@ -40,7 +41,8 @@ class Labelled(NamedTuple):
 class Classify(FinetuningTask):
     """A head tells one of several classes, or with `regression` a number.
 
-    With r_drop the loss is half of equation 4 of Wu et al. 2021 (arXiv:2106.14448).
+    With r_drop the loss is half of equation 4 of Wu et al. 2021 (arXiv:2106.14448); with auxiliary it is equation 5 of
+    Radford et al. 2018, where both losses are means: of rows, and of all tokens that follow another.
     """
 
     asks: ClassVar[tuple[str, ...]] = (CLASSIFIER,)
@@ -52,10 +54,12 @@ class Classify(FinetuningTask):
     label_smoothing: float = 0.0  # share of a target that all classes have alike (Szegedy et al. 2016, section 7)
     class_weights: tuple[float, ...] = ()  # of the loss, by class in the order of their names
     r_drop: float = 0.0  # then each row is read twice, and how far the two differ counts so much (Wu et al. 2021)
-    causal: Annotated[bool, Suppress] = False  # whether the model reads from left to right
+    auxiliary: float = 0.0  # of models that read from left to right: how much the loss of the texts' tokens counts
 
     def __post_init__(self):
-        check_ranges(self, {"label_smoothing": SHARE, "r_drop": NOT_NEGATIVE}, "--")
+        check_ranges(self, {"label_smoothing": SHARE, "r_drop": NOT_NEGATIVE, "auxiliary": NOT_NEGATIVE}, "--")
+        if self.auxiliary and self.r_drop:
+            raise ValueError("--auxiliary: does not go with --r-drop; leave one out")
         if len(self.text) not in (1, 2):
             raise ValueError(f"--text {' '.join(self.text)}: a row has one text or two; give one column or two")
         known = metrics.OF_NUMBERS if self.regression else metrics.OF_CLASSES
@@ -68,11 +72,14 @@ class Classify(FinetuningTask):
     @property
     def columns(self):
         of_label = Feature((), np.float32, np.nan) if self.regression else Feature((), np.int32, NONE)
-        return {"place": Feature(()), "labels": of_label}
+        of_globals = {"globals": Feature((1,), np.int32, -1)} if self.marks_globals else {}
+        return {"place": Feature(()), "labels": of_label} | of_globals
 
     def suited(self, model_config):
-        module = family_of(model_config).module(model_config, Program())
-        return dataclasses.replace(self, causal=isinstance(module, CausalDecoder))
+        task = super().suited(model_config)
+        if self.auxiliary and not task.causal:
+            raise UserError(f"--auxiliary {self.auxiliary}: is for models that read from left to right; leave it out")
+        return task
 
     def read(self, file, is_labelled=True):
         columns = (*self.text, *[self.label] * is_labelled)
@@ -114,16 +121,27 @@ class Classify(FinetuningTask):
                 values.append(number[example.label])
         places = np.array([row.place for row in rows], np.int32)
         columns = {"place": places, "labels": np.array(values, self.columns["labels"].dtype)}
+        # Global is the token at which a row is read (Beltagy et al. 2020, section 3.1).
+        columns |= {"globals": places[:, None]} if self.marks_globals else {}
         return joined([row.tokens for row in rows], [row.types for row in rows], columns)
 
     def scores(self, model, params, batch, noise=None):
-        hidden = hidden_states(model, params, batch, noise, batch["place"][:, None])[:, 0]
-        logits, (begin, end) = apply_head(model, params, self.asks[0], hidden, noise), self.part
+        return self._logits(model, params, hidden_states(model, params, batch, noise, batch["place"][:, None]), noise)
+
+    def _logits(self, model: nn.Module, params: Params, hidden: Array, noise: Noise) -> dict[str, Array]:
+        """hidden: [rows, 1, width], of the tokens at which rows are read."""
+        logits, (begin, end) = apply_head(model, params, self.asks[0], hidden[:, 0], noise), self.part
         return {"logits": logits[:, begin:end] if end else logits}
 
     def loss(self, model, params, batch, carry, moment):
-        if not self.r_drop or not moment.train:
+        if not moment.train or not (self.r_drop or self.auxiliary):
             return super().loss(model, params, batch, carry, moment)
+        if self.auxiliary:
+            hidden = hidden_states(model, params, batch, moment.noise)
+            factors = model.apply({"params": params}, hidden, method="softmax")
+            nats, hits, _ = softmax_sums(*factors, _next(batch["tokens"]), _next(batch["segments"] > 0)[None] * 1.0)
+            outputs = self._logits(model, params, gather_positions(hidden, batch["place"][:, None]), moment.noise)
+            return self.terms(outputs, batch) | {"text": Term(nats[0], hits[0])}, carry, {}
         twice = [self.scores(model, params, batch, site(moment.noise, time)) for time in range(2)]
         one, other = (self.terms(outputs, batch)["label"] for outputs in twice)
         logs = [jax.nn.log_softmax(outputs["logits"]) for outputs in twice]
@@ -133,7 +151,8 @@ class Classify(FinetuningTask):
 
     def weights(self, batch):
         of_rows = self._weights(batch).sum()
-        return {"label": of_rows} | ({"r_drop": of_rows} if self.r_drop else {})
+        further = {"r_drop": of_rows} if self.r_drop else {}
+        return {"label": of_rows} | further | ({"text": _next(batch["segments"] > 0).sum()} if self.auxiliary else {})
 
     def _weights(self, batch):
         """f32[rows]: of each row's loss; 0 where a row has no label."""
@@ -144,7 +163,8 @@ class Classify(FinetuningTask):
         return jnp.where(labels >= 0, of_class, 0.0).astype(jnp.float32)
 
     def coefficients(self, step):
-        return {"label": 1.0} | ({"r_drop": self.r_drop} if self.r_drop else {})
+        further = {"r_drop": self.r_drop, "text": self.auxiliary}
+        return {"label": 1.0} | {term: factor for term, factor in further.items() if factor}
 
     def terms(self, outputs, batch):
         logits, labels, weights = outputs["logits"], batch["labels"], self._weights(batch)
@@ -170,3 +190,8 @@ class Classify(FinetuningTask):
         right, given = [one.label for one in examples], [one["label"] for one in answers]
         found = metrics.of_numbers(right, given) if self.regression else metrics.of_classes(right, given, labels)
         return metrics.with_score(found, self.metric)
+
+
+def _next(array: Array) -> Array:
+    """What follows each token of rows [rows, length]; zeros behind the last."""
+    return jnp.pad(array[:, 1:], ((0, 0), (0, 1)))

@@ -14,14 +14,13 @@ from models.attention.multi_head import attention_of
 from models.attention.transformer import CachedTransformerLayer, TransformerLayer
 from models.blocks.checks import check_encoder
 from models.blocks.embeddings import Embeddings, Term, padding_bias
-from models.blocks.heads import tied_logits
+from models.blocks.heads import WithHeads, tied_logits
 from models.blocks.layer import layer_sizes
 from models.blocks.norm import Norm
 from models.blocks.stack import stack
 from models.core.family import Input, Inputs, Shape
 from models.core.noise import dropout, site
 from models.core.parameters import Noise
-from models.core.program import Program
 from models.core.ranges import COUNT, check_ranges
 from models.core.sharding import constrain
 
@@ -53,17 +52,17 @@ class DecoderConfig:
         check_encoder(self)
 
 
-class Decoder(nn.Module):
+class Decoder(WithHeads):
     """Embeddings, layers in which tokens see themselves and earlier ones, and a softmax with the embeddings' weights.
 
     pre_norm: whether norms stand before the blocks, and one after the last layer.
     """
 
     config: DecoderConfig
-    program: Program
     pre_norm: bool = True
 
     def setup(self):
+        super().setup()
         c = self.config
         positions = (Term("positions", c.positions, "positions", by_place=True),)
         self.embeddings = Embeddings(c.vocab_size, c.width, positions, None, c.init_std)
@@ -133,7 +132,8 @@ class Decoder(nn.Module):
 
     def __call__(self, inputs: Inputs):
         """All parts once, for initialisation."""
-        return self.token_logits(self.decode(inputs))
+        hidden = self.decode(inputs)
+        return self.token_logits(hidden), self.apply_heads(hidden)
 
 
 def attentions(config: DecoderConfig, shape: Shape, memory: int) -> list[Attention]:

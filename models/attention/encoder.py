@@ -118,7 +118,7 @@ def encoder_family(
     heads: tuple[Head, ...],
     architectures: Mapping[str, tuple[str, ...]],
     model_type: str,
-    decoder: str,
+    decoder: str = "",
     names: str = "",
     table: Callable[[Any], list[Parameter]] | None = None,
     continues: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
@@ -130,10 +130,14 @@ def encoder_family(
     """BERT or a descendant, with what differs from BERT.
 
     model_type: as its config.json says.   names: the prefix of its trunk's names there, if it is another.
-    decoder: the prefix of the masked-token head's last product, which is tied to the embeddings.
+    decoder: the prefix of the masked-token head's last product, which is tied to the embeddings; '' without that head.
     table: by default BERT's.   constants, fields, settings: beside BERT's.   of_class: further ones of `HuggingFace`.
     """
     names = names or model_type
+    tied = {
+        f"{decoder}.decoder.weight": f"{names}.embeddings.word_embeddings.weight",
+        f"{decoder}.decoder.bias": f"{decoder}.bias",
+    }
     return Family(
         config=config,
         sizes=sizes,
@@ -148,10 +152,7 @@ def encoder_family(
                 constants={"model_type": model_type, **constants},
                 fields={**HF_FIELDS, **HF_SIZES, **fields},
                 settings={**HF_SETTINGS, **settings},
-                tied={
-                    f"{decoder}.decoder.weight": f"{names}.embeddings.word_embeddings.weight",
-                    f"{decoder}.decoder.bias": f"{decoder}.bias",
-                },
+                tied=tied if decoder else {},
                 trunk=f"{names}.",
                 **{"assumed": HF_ASSUMED} | of_class,
             )

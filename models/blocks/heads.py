@@ -19,7 +19,7 @@ from models.core.program import Program
 from models.core.sharding import constrain
 
 TOKENS, POOLER, PAIR = "predictions", "pooler", "pair"  # names of heads
-CLASSIFIER, TAGGER, SPANS, CHOICE = "classifier", "token_classifier", "spans", "choice"  # of those for tasks
+CLASSIFIER, TAGGER, SPANS, CHOICE = TASK_HEADS = "classifier", "token_classifier", "spans", "choice"
 
 
 class WithHeads(nn.Module):
@@ -93,14 +93,16 @@ class Pooler(Classifier):
 
 
 class TaskHead(nn.Module):
-    """Scores for a task: dropout and a product, or two with an activation between them.
+    """Scores for a task: dropout and a product, or two with an activation between them and dropout before each.
 
     between: the activation, '' for one product.   biased: whether the scores have a bias.
+    first_dropout: before the first product, `dropout` before the second.
     """
 
     features: int
     between: str
     biased: bool
+    first_dropout: float
     dropout: float
     init_std: float
     dtype: jnp.dtype
@@ -108,7 +110,7 @@ class TaskHead(nn.Module):
     @nn.compact
     def __call__(self, hidden: Array, noise: Noise = None) -> Array:
         """hidden [..., width] -> f32[..., features]; noise u32[rows, 2] switches dropout on."""
-        hidden = dropout(hidden, self.dropout, site(noise, 0))
+        hidden = dropout(hidden, self.first_dropout, site(noise, 0))
         if self.between:
             dense = Dense(hidden.shape[-1], self.init_std, self.dtype, name="dense")(hidden)
             activate = jnp.tanh if self.between == "tanh" else ACTIVATIONS[self.between]
@@ -150,17 +152,20 @@ def task_head(
     reads: str = "",
     biased: bool = True,
     drops: bool = True,
+    summary: bool = False,
     part: str = "model",
 ) -> Head:
     """A head for a task, with one score for each of the model's labels unless `features` says how many.
 
     hf: the name of its last product in Hugging Face.   dense, between: of the one before, if there is one, and the
-    activation between them; None for that of the layers.   drops: whether there is dropout.
+    activation between them; None for that of the layers.   drops: whether there is dropout.   summary: whether the
+    first of two products has none before it, as in what Hugging Face names a summary.
     """
 
     def module(c: Any, program: Program) -> TaskHead:
-        number, rate = features or len(c.labels) or 2, c.dropout if drops else 0.0
-        return TaskHead(number, c.activation if between is None else between, biased, rate, c.init_std, program.compute)
+        activation, rate = c.activation if between is None else between, c.dropout if drops else 0.0
+        rates = 0.0 if summary else rate, rate
+        return TaskHead(features or len(c.labels) or 2, activation, biased, *rates, c.init_std, program.compute)
 
     rows = dense_parameters(f"{name}/dense", ("width", None), {part: dense}) if dense else []
     scores = dense_parameters(f"{name}/scores", ("width", None), {part: hf})

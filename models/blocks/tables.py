@@ -1,5 +1,7 @@
 """Rows of parameter tables and names in Hugging Face, for the blocks that families share."""
 
+import operator
+
 from models.core.family import Converter
 from models.core.parameters import Parameter, Slot
 
@@ -96,6 +98,11 @@ def token_head_parameters(prefix: str, dense: str, norm: str, bias: str, part: s
         *norm_parameters(f"{prefix}/norm", ("embedding",), {part: norm}),
         Parameter(f"{prefix}/bias", ("vocab",), {part: Slot(bias)}),
     ]
+
+
+def same_dropout(hf: str) -> Converter:
+    """The one rate of dropout under a further name, that of a class's heads, and as it is read: under the name `hf`."""
+    return Converter("dropout", operator.attrgetter("dropout"), operator.itemgetter(hf))
 
 
 # Names in the config.json of BERT and its descendants -> config fields

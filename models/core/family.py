@@ -90,6 +90,7 @@ class HuggingFace(NamedTuple):
     prepare: the options of `python -m data_pipelines prepare` that make a tokenizer which writes that.
     otherwise: (config, heads) -> what the class computes otherwise than the model was trained, one phrase for each.
     assumed: name in config.json -> its value, where it says one; with another the class computes otherwise.
+    of_softmax: tensors that its classes with heads lack.
     """
 
     folder: str
@@ -104,6 +105,7 @@ class HuggingFace(NamedTuple):
     otherwise: Callable[[Any, Collection[str]], list[str]] = dense_there
     assumed: Mapping[str, Any] = MappingProxyType({})
     untied: Mapping[str, str] = MappingProxyType({})
+    of_softmax: tuple[str, ...] = ()
 
 
 class Family(NamedTuple):

@@ -1,6 +1,7 @@
 """ALBERT (Lan et al. 2020, arXiv:1909.11942): BERT's encoder with narrow embeddings and layers that share parameters.
 
-Hugging Face: AlbertForPreTraining, or AlbertForMaskedLM without the pair head. Its `inner_group_num` is 1 here.
+Hugging Face: AlbertForPreTraining, AlbertForMaskedLM without the pair head, and the classes of heads for tasks. Its
+`inner_group_num` is 1 here.
 """
 
 import dataclasses
@@ -8,8 +9,20 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from models.attention.encoder import EncoderConfig, encoder_family
-from models.blocks.heads import PAIR, POOLER, TOKENS, pair_head, pooler, token_head
-from models.blocks.tables import dense_parameters, embedding_parameters, norm_parameters
+from models.blocks.heads import (
+    CHOICE,
+    CLASSIFIER,
+    PAIR,
+    POOLER,
+    SPANS,
+    TAGGER,
+    TOKENS,
+    pair_head,
+    pooler,
+    task_head,
+    token_head,
+)
+from models.blocks.tables import dense_parameters, embedding_parameters, norm_parameters, same_dropout
 from models.core.family import Converter
 from models.core.parameters import LAYERS, Parameter, Slot
 from models.core.ranges import COUNT, check_ranges
@@ -114,8 +127,19 @@ FAMILY = encoder_family(
         token_head("predictions", "dense", "LayerNorm"),
         pooler("albert.pooler"),
         pair_head("sop_classifier.classifier"),
+        task_head(CLASSIFIER, "classifier", reads=POOLER),
+        task_head(TAGGER, "classifier"),
+        task_head(SPANS, "qa_outputs", features=2, drops=False),
+        task_head(CHOICE, "classifier", features=1, reads=POOLER),
     ),
-    architectures={"AlbertForMaskedLM": (TOKENS,), "AlbertForPreTraining": (TOKENS, POOLER, PAIR)},
+    architectures={
+        "AlbertForMaskedLM": (TOKENS,),
+        "AlbertForPreTraining": (TOKENS, POOLER, PAIR),
+        "AlbertForSequenceClassification": (POOLER, CLASSIFIER),
+        "AlbertForTokenClassification": (TAGGER,),
+        "AlbertForQuestionAnswering": (SPANS,),
+        "AlbertForMultipleChoice": (POOLER, CHOICE),
+    },
     model_type="albert",
     decoder="predictions",
     constants={"inner_group_num": 1},
@@ -126,6 +150,7 @@ FAMILY = encoder_family(
         "sharing": Converter("sharing", lambda config: config.sharing, lambda f: f.get("sharing", "all")),
         "sharing_groups": Converter("groups", lambda c: None if c.sharing == "all" else c.groups, _groups),
     },
+    settings={"classifier_dropout_prob": same_dropout("hidden_dropout_prob")},
     prepare="--tokenizer sentencepiece-unigram --specials albert",
     assumed={"position_embedding_type": "absolute"},
 )

@@ -3,18 +3,43 @@
 Global are the blocks at both ends of a row ("internal transformer construction") and the tokens that `globals` names.
 Attention dropout is applied, as in the paper; Hugging Face's sparse attention never does, and keeps the field.
 
-Hugging Face: BigBirdForPreTraining, or BigBirdForMaskedLM without the pair head. Its sparse attention has a window of 3
-blocks and 2 global ones, no other. In training it draws blocks of its own, in evaluation it has the row's first block
-in place of each; rows of no more than 5 + 2 * random blocks are dense there.
+Hugging Face: BigBirdForPreTraining, BigBirdForMaskedLM without the pair head, and the classes of heads for tasks; that
+for question answering takes 1e6 from the scores of a question's tokens. Its sparse attention has a window of 3 blocks
+and 2 global ones, no other. In training it draws blocks of its own, in evaluation it has the row's first block in place
+of each; rows of no more than 5 + 2 * random blocks are dense there.
 """
 
 import dataclasses
 from collections.abc import Collection
 
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import Array
+
 from models.attention.encoder import EncoderConfig, encoder_family
 from models.attention.patterns.pattern import DENSE, Pattern
-from models.blocks.heads import PAIR, POOLER, TOKENS, pair_head, pooler, token_head
-from models.core.family import Converter
+from models.blocks.activations import ACTIVATIONS
+from models.blocks.dense import Dense
+from models.blocks.heads import (
+    CHOICE,
+    CLASSIFIER,
+    PAIR,
+    POOLER,
+    SPANS,
+    TAGGER,
+    TOKENS,
+    TaskHead,
+    pair_head,
+    pooler,
+    task_head,
+    token_head,
+)
+from models.blocks.norm import Norm
+from models.blocks.tables import dense_parameters, norm_parameters
+from models.core.family import Converter, Head
+from models.core.noise import dropout, site
+from models.core.parameters import Noise
+from models.core.program import Program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +76,41 @@ def _otherwise(config: BigBirdConfig, heads: Collection[str]) -> list[str]:
     return [*found, f"rows of up to {(5 + 2 * pattern.random) * pattern.block} tokens have dense attention"]
 
 
+class SpanHead(TaskHead):
+    """Scores of starts and ends after one more feed-forward block, whose residual has no dropout.
+
+    feed_forward: its width inside.
+    """
+
+    feed_forward: int = 0
+    norm_epsilon: float = 0.0
+
+    @nn.compact
+    def __call__(self, hidden: Array, noise: Noise = None) -> Array:
+        """As of `TaskHead`."""
+        dense = lambda width, name: Dense(width, self.init_std, self.dtype, name=name)
+        given = dropout(hidden, self.first_dropout, site(noise, 0))
+        inner = ACTIVATIONS[self.between](dense(self.feed_forward, "up")(given))
+        block = dropout(dense(hidden.shape[-1], "down")(inner), self.dropout, site(noise, 1))
+        hidden = Norm(self.norm_epsilon, self.dtype, name="norm")(hidden + block)
+        return Dense(self.features, self.init_std, jnp.float32, name="scores")(hidden)
+
+
+def _span_head(hf: str) -> Head:
+    def module(c: BigBirdConfig, program: Program) -> SpanHead:
+        sizes = {"feed_forward": c.feed_forward, "norm_epsilon": c.norm_epsilon}
+        return SpanHead(2, c.activation, True, c.dropout, c.dropout, c.init_std, program.compute, **sizes)
+
+    part = lambda name: {"model": f"{hf}.{name}"}
+    rows = (
+        *dense_parameters(f"{SPANS}/up", ("width", "feed_forward"), part("intermediate.dense")),
+        *dense_parameters(f"{SPANS}/down", ("feed_forward", "width"), part("output.dense")),
+        *norm_parameters(f"{SPANS}/norm", ("width",), part("output.LayerNorm")),
+        *dense_parameters(f"{SPANS}/scores", ("width", None), part("qa_outputs")),
+    )
+    return Head(SPANS, module, rows)
+
+
 FAMILY = encoder_family(
     config=BigBirdConfig,
     sizes={
@@ -63,9 +123,20 @@ FAMILY = encoder_family(
         token_head("cls.predictions"),
         pooler("bert.pooler"),
         pair_head("cls.seq_relationship"),
+        task_head(CLASSIFIER, "classifier.out_proj", "classifier.dense", between=None),
+        task_head(TAGGER, "classifier"),
+        _span_head("qa_classifier"),
+        task_head(CHOICE, "classifier", features=1, reads=POOLER),
     ),
-    # Both classes have the pooler.
-    architectures={"BigBirdForMaskedLM": (TOKENS, POOLER), "BigBirdForPreTraining": (TOKENS, POOLER, PAIR)},
+    # All classes but one have the pooler.
+    architectures={
+        "BigBirdForMaskedLM": (TOKENS, POOLER),
+        "BigBirdForPreTraining": (TOKENS, POOLER, PAIR),
+        "BigBirdForSequenceClassification": (POOLER, CLASSIFIER),
+        "BigBirdForTokenClassification": (POOLER, TAGGER),
+        "BigBirdForQuestionAnswering": (SPANS,),
+        "BigBirdForMultipleChoice": (POOLER, CHOICE),
+    },
     model_type="big_bird",
     names="bert",
     decoder="cls.predictions",

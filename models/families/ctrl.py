@@ -1,7 +1,7 @@
 """CTRL (Keskar et al. 2019, arXiv:1909.05858): a causal Transformer decoder with norms before the blocks, fixed
 positions and scaled embeddings. Its texts begin with a control code.
 
-Hugging Face: CTRLLMHeadModel.
+Hugging Face: CTRLLMHeadModel and CTRLForSequenceClassification.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ from jax import Array
 from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, seen
 from models.attention.relative import sinusoids
 from models.blocks.embeddings import padded_vocab, token_rows, token_table
+from models.blocks.heads import CLASSIFIER, WithHeads, task_head
 from models.blocks.norm import Norm
 from models.blocks.tables import GPT_FIELDS, GPT_SETTINGS, dense_parameters, norm_parameters
 from models.core.family import Family, HuggingFace, Inputs
@@ -70,6 +71,7 @@ class CTRL(Decoder):
     """The decoder, whose logits have a bias."""
 
     def setup(self):
+        WithHeads.setup(self)
         c = self.config
         self.embeddings = FixedPositions(c.vocab_size, c.positions, c.width, c.init_std)
         self.norm = Norm(c.norm_epsilon, self.program.compute)
@@ -115,15 +117,17 @@ FAMILY = Family(
     inputs=INPUTS,
     trunk=CTRL,
     table=parameters,
+    heads=(task_head(CLASSIFIER, "classifier", drops=False, biased=False),),
     hf={
         "model": HuggingFace(
             folder="",
-            architectures={"CTRLLMHeadModel": ()},
+            architectures={"CTRLLMHeadModel": (), "CTRLForSequenceClassification": (CLASSIFIER,)},
             constants={"model_type": "ctrl"},
             fields={**GPT_FIELDS, "dff": "feed_forward"},
             settings=GPT_SETTINGS,
             tied={"lm_head.weight": "transformer.w.weight"},
             trunk="transformer.",
+            of_softmax=("lm_head.bias",),
             pair=None,
             prepare="--tokenizer character-bpe --specials ctrl",
             assumed={"layer_norm_epsilon": EPSILON},

@@ -1,7 +1,8 @@
 """ELECTRA (Clark et al. 2020, arXiv:2003.10555): a small generator proposes tokens, a discriminator finds them.
 
 Both are BERT encoders that share one set of embeddings; each projects them to its own width where it differs.
-Hugging Face has no joint class: the discriminator is ElectraForPreTraining, the generator ElectraForMaskedLM.
+Hugging Face has no joint class: the discriminator is ElectraForPreTraining, the generator ElectraForMaskedLM. ENCODER
+is the discriminator's encoder as a family of its own, for tasks: ElectraForSequenceClassification and so on.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.attention.encoder import EncoderConfig
+from models.attention.encoder import EncoderConfig, encoder_family, encoder_parameters
 from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
 from models.attention.multi_head import attention_of
@@ -22,7 +23,7 @@ from models.blocks.activations import ACTIVATIONS
 from models.blocks.checks import SHARED, TABLES, check_activation, check_sizes
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings
-from models.blocks.heads import TokenHead
+from models.blocks.heads import CHOICE, CLASSIFIER, SPANS, TAGGER, TokenHead, task_head
 from models.blocks.layer import layer_sizes
 from models.blocks.tables import (
     HF_ASSUMED,
@@ -32,6 +33,7 @@ from models.blocks.tables import (
     dense_parameters,
     embedding_parameters,
     layer_parameters,
+    same_dropout,
     token_head_parameters,
 )
 from models.core.family import Family, HuggingFace, Input, Inputs, Shape
@@ -252,4 +254,40 @@ FAMILY = Family(
     seen=seen,
     attention="self",
     attentions=attentions,
+)
+
+
+def _encoder_parameters(config: TowerConfig) -> list[Parameter]:
+    project = dense_parameters("project", ("embedding", "width"), {"model": "electra.embeddings_project"})
+    return [*encoder_parameters("electra"), *project * config.projects]
+
+
+_ENCODER_SIZES = {size: config.encoder("discriminator") for size, config in FAMILY.sizes.items()}
+ENCODER = encoder_family(
+    config=TowerConfig,
+    sizes=_ENCODER_SIZES,
+    table=_encoder_parameters,
+    heads=(
+        task_head(CLASSIFIER, "classifier.out_proj", "classifier.dense", "gelu"),  # whatever the layers'
+        task_head(TAGGER, "classifier"),
+        task_head(SPANS, "qa_outputs", features=2, drops=False),
+        task_head(CHOICE, "classifier", "sequence_summary.summary", "gelu", features=1, summary=True),
+    ),
+    architectures={
+        "ElectraForSequenceClassification": (CLASSIFIER,),
+        "ElectraForTokenClassification": (TAGGER,),
+        "ElectraForQuestionAnswering": (SPANS,),
+        "ElectraForMultipleChoice": (CHOICE,),
+    },
+    model_type="electra",
+    fields={"embedding_size": "embedding"},
+    settings={"summary_last_dropout": same_dropout("hidden_dropout_prob")},
+    assumed={**HF_ASSUMED, "summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},
+    continues={
+        "electra": {
+            row.path: f"discriminator/encoder/{row.path}"
+            for row in _encoder_parameters(_ENCODER_SIZES["mini"])
+            if not row.path.startswith("embeddings/")
+        }
+    },
 )

@@ -1,11 +1,12 @@
 """GPT (Radford et al. 2018): a causal Transformer decoder with norms after the blocks.
 
-Hugging Face: OpenAIGPTLMHeadModel.
+Hugging Face: OpenAIGPTLMHeadModel and OpenAIGPTForSequenceClassification.
 """
 
 import dataclasses
 
 from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, seen
+from models.blocks.heads import CLASSIFIER, task_head
 from models.blocks.tables import GPT_FIELDS, GPT_INNER, GPT_SETTINGS, gpt_layer_parameters
 from models.core.family import Converter, Family, HuggingFace
 from models.core.parameters import Parameter, Slot
@@ -59,10 +60,11 @@ FAMILY = Family(
     inputs=INPUTS,
     trunk=GPT,
     table=parameters,
+    heads=(task_head(CLASSIFIER, "score", drops=False, biased=False),),
     hf={
         "model": HuggingFace(
             folder="",
-            architectures={"OpenAIGPTLMHeadModel": ()},
+            architectures={"OpenAIGPTLMHeadModel": (), "OpenAIGPTForSequenceClassification": (CLASSIFIER,)},
             constants={"model_type": "openai-gpt"},
             fields={
                 **GPT_FIELDS,

@@ -1,14 +1,23 @@
 """GPT-2 (Radford et al. 2019): a causal Transformer decoder with norms before the blocks. GPT-3's sizes are of
 its form.
 
-Hugging Face: GPT2LMHeadModel. GPT-3 (Brown et al. 2020, arXiv:2005.14165) alternates dense and locally banded layers;
-here, as in that class, all are dense. Of its dropout nothing is published; here it has none.
+Hugging Face: GPT2LMHeadModel, and the classes of heads for tasks. GPT-3 (Brown et al. 2020, arXiv:2005.14165)
+alternates dense and locally banded layers; here, as in that class, all are dense. Of its dropout nothing is published;
+here it has none.
 """
 
 import dataclasses
 
 from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, seen
-from models.blocks.tables import GPT_FIELDS, GPT_INNER, GPT_SETTINGS, gpt_layer_parameters, norm_parameters
+from models.blocks.heads import CLASSIFIER, SPANS, TAGGER, task_head
+from models.blocks.tables import (
+    GPT_FIELDS,
+    GPT_INNER,
+    GPT_SETTINGS,
+    gpt_layer_parameters,
+    norm_parameters,
+    same_dropout,
+)
 from models.core.family import Family, HuggingFace
 from models.core.parameters import Parameter, Slot
 
@@ -75,13 +84,27 @@ FAMILY = Family(
     inputs=INPUTS,
     trunk=GPT2,
     table=parameters,
+    heads=(
+        task_head(CLASSIFIER, "score", drops=False, biased=False),
+        task_head(TAGGER, "classifier"),
+        task_head(SPANS, "qa_outputs", features=2, drops=False),
+    ),
     hf={
         "model": HuggingFace(
             folder="",
-            architectures={"GPT2LMHeadModel": ()},
+            architectures={
+                "GPT2LMHeadModel": (),
+                "GPT2ForSequenceClassification": (CLASSIFIER,),
+                "GPT2ForTokenClassification": (TAGGER,),
+                "GPT2ForQuestionAnswering": (SPANS,),
+            },
             constants={"model_type": "gpt2"},
             fields={**GPT_FIELDS, "n_inner": GPT_INNER, "activation_function": "activation"},
-            settings={**GPT_SETTINGS, "attn_pdrop": "attention_dropout"},
+            settings={
+                **GPT_SETTINGS,
+                "attn_pdrop": "attention_dropout",
+                "classifier_dropout": same_dropout("resid_pdrop"),
+            },
             tied={"lm_head.weight": "transformer.wte.weight"},
             trunk="transformer.",
             pair=None,

@@ -4,7 +4,8 @@ Each layer has a window of its own, each head may see every nth token of a wider
 a row, its `globals`, see all and are seen by all: what they see goes through projections of their own. Without any,
 these are not trained.
 
-Hugging Face: LongformerForMaskedLM, which has no dilation and is told a row's global tokens by `global_attention_mask`.
+Hugging Face: LongformerForMaskedLM and the classes of heads for tasks, which have no dilation and are told a row's
+global tokens by `global_attention_mask`.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ import numpy as np
 from models.attention.encoder import EncoderConfig, encoder_family, encoder_parameters
 from models.attention.global_tokens import GlobalWeights
 from models.attention.patterns.pattern import Pattern, check
-from models.blocks.heads import TOKENS, token_head
+from models.blocks.heads import CHOICE, CLASSIFIER, POOLER, SPANS, TAGGER, TOKENS, pooler, task_head, token_head
 from models.blocks.tables import OFFSET_POSITIONS, PADDING, dense_parameters
 from models.core.family import Converter
 from models.core.parameters import LAYERS, Parameter
@@ -78,8 +79,21 @@ FAMILY = encoder_family(
         "large": LongformerConfig(width=1024, depth=24, heads=16, feed_forward=4096),
     },
     table=_table,
-    heads=(token_head("lm_head", "dense", "layer_norm", activation="gelu"),),
-    architectures={"LongformerForMaskedLM": (TOKENS,)},
+    heads=(
+        token_head("lm_head", "dense", "layer_norm", activation="gelu"),
+        pooler("longformer.pooler.dense"),
+        task_head(CLASSIFIER, "classifier.out_proj", "classifier.dense", "tanh"),
+        task_head(TAGGER, "classifier"),
+        task_head(SPANS, "qa_outputs", features=2, drops=False),
+        task_head(CHOICE, "classifier", features=1, reads=POOLER),
+    ),
+    architectures={
+        "LongformerForMaskedLM": (TOKENS,),
+        "LongformerForSequenceClassification": (CLASSIFIER,),
+        "LongformerForTokenClassification": (TAGGER,),
+        "LongformerForQuestionAnswering": (SPANS,),
+        "LongformerForMultipleChoice": (POOLER, CHOICE),
+    },
     model_type="longformer",
     decoder="lm_head",
     constants={"pad_token_id": PADDING},

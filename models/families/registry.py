@@ -28,6 +28,7 @@ FAMILIES: dict[str, Family] = {
     "bigbird-etc": etc.FAMILY,
     "ctrl": ctrl.FAMILY,
     "electra": electra.FAMILY,
+    "electra-encoder": electra.ENCODER,
     "gpt": gpt.FAMILY,
     "gpt2": gpt2.FAMILY,
     "longformer": longformer.FAMILY,

@@ -1,8 +1,8 @@
 """RoBERTa (Liu et al. 2019, arXiv:1907.11692): BERT's encoder without token types, its pair head optional.
 
-Hugging Face: RobertaForMaskedLM. It counts positions from the padding token's id 1 on, so its table has two rows that
-no real token reads: what an imported model has there is kept. With the pair head there is no class: AutoModel reads the
-trunk and the pooler of the folder.
+Hugging Face: RobertaForMaskedLM, and the classes of heads for tasks. They count positions from the padding token's id 1
+on, so their table has two rows that no real token reads: what an imported model has there is kept. With the pair head
+there is no class: AutoModel reads the trunk and the pooler of the folder.
 """
 
 import dataclasses
@@ -10,7 +10,19 @@ from collections.abc import Collection
 from typing import ClassVar
 
 from models.attention.encoder import EncoderConfig, encoder_family
-from models.blocks.heads import PAIR, POOLER, TOKENS, pair_head, pooler, token_head
+from models.blocks.heads import (
+    CHOICE,
+    CLASSIFIER,
+    PAIR,
+    POOLER,
+    SPANS,
+    TAGGER,
+    TOKENS,
+    pair_head,
+    pooler,
+    task_head,
+    token_head,
+)
 from models.blocks.tables import OFFSET_POSITIONS, PADDING
 from models.core.family import dense_there
 
@@ -42,8 +54,19 @@ FAMILY = encoder_family(
         token_head("lm_head", "dense", "layer_norm", activation="gelu"),  # whatever the layers'
         pooler("roberta.pooler.dense"),
         pair_head("pair"),
+        task_head(CLASSIFIER, "classifier.out_proj", "classifier.dense", "tanh"),
+        task_head(TAGGER, "classifier"),
+        task_head(SPANS, "qa_outputs", features=2, drops=False),
+        task_head(CHOICE, "classifier", features=1, reads=POOLER),
     ),
-    architectures={"RobertaForMaskedLM": (TOKENS,), "RobertaForPreTraining": (TOKENS, POOLER, PAIR)},
+    architectures={
+        "RobertaForMaskedLM": (TOKENS,),
+        "RobertaForPreTraining": (TOKENS, POOLER, PAIR),
+        "RobertaForSequenceClassification": (CLASSIFIER,),
+        "RobertaForTokenClassification": (TAGGER,),
+        "RobertaForQuestionAnswering": (SPANS,),
+        "RobertaForMultipleChoice": (POOLER, CHOICE),
+    },
     model_type="roberta",
     decoder="lm_head",
     constants={"pad_token_id": PADDING},

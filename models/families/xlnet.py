@@ -1,7 +1,9 @@
 """XLNet (Yang et al. 2019, arXiv:1906.08237): a Transformer-XL that predicts tokens in any order.
 
 Two streams share all weights: the content stream computes every position with its token; the query stream computes the
-predicted positions without their tokens, which it may not know. Hugging Face: XLNetLMHeadModel.
+predicted positions without their tokens, which it may not know. Finetuned is the content stream alone.
+
+Hugging Face: XLNetLMHeadModel, and the classes of heads for tasks.
 """
 
 import dataclasses
@@ -15,19 +17,16 @@ from jax import Array
 from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask, chosen, remembering
 from models.attention.operands import Biases, Types
-from models.attention.relative import (
-    RelativeAttention,
-    sinusoids,
-)
+from models.attention.relative import RelativeAttention, distance_table, sinusoids
 from models.blocks.checks import check_relative
 from models.blocks.embeddings import padded_vocab, token_table
 from models.blocks.feed_forward import FeedForward
-from models.blocks.heads import tied_logits
+from models.blocks.heads import CHOICE, CLASSIFIER, SPANS, TAGGER, WithHeads, task_head, tied_logits
 from models.blocks.layer import layer_sizes
 from models.blocks.memory import Memory, empty_memory, remember
 from models.blocks.positions import gather_positions
 from models.blocks.stack import stack
-from models.blocks.tables import dense_parameters, norm_parameters
+from models.blocks.tables import dense_parameters, norm_parameters, same_dropout
 from models.core.family import Family, HuggingFace, Input, Inputs, Shape
 from models.core.noise import dropout, site
 from models.core.parameters import LAYERS, Noise, Parameter, Slot, parameter
@@ -50,6 +49,7 @@ class XLNetConfig:
     norm_epsilon: float = 1e-12  # added to the variance in norms
     init_std: float = 0.02  # of the random weights at the start
     memory: int = 384  # how many earlier tokens are remembered in training
+    labels: tuple[str, ...] = ()  # what a head for a task tells apart
 
     inner_dropout: ClassVar[bool] = True
 
@@ -60,7 +60,8 @@ class XLNetConfig:
 class XLNetLayer(nn.Module):
     """One post-norm layer of both streams: ([batch, length, width], [batch, n, width]) and its memory -> the same.
 
-    With slots, as the last layer: the query stream alone, since nothing reads the other.
+    With slots, as the last layer: the query stream alone, since nothing reads the other. Where there is no query stream
+    (None), the content stream's chosen positions.
     """
 
     config: XLNetConfig
@@ -85,22 +86,29 @@ class XLNetLayer(nn.Module):
             mask, types = standing
             return feed_forward(attention(x, context, biases, mask, noise, types), noise, mask.axis)
 
+        if query is None:
+            if slots is not None:
+                return advance(gather_positions(content, slots), of_query, noise), None
+            return (advance(content, of_content, noise), None), None
         predicted = advance(query, of_query, site(noise, 0))
         streams = (advance(content, of_content, noise), predicted) if slots is None else predicted
         return streams, remember(memory, content[:, :reuse])
 
 
-_OF_TOKENS = ("tokens", "types", "segments", "ranks", "thresholds")
-INPUTS = {name: Input(("length",)) for name in _OF_TOKENS} | {"reversed": Input(())}
+INPUTS = {
+    **dict.fromkeys(("tokens", "types", "segments"), Input(("length",))),
+    **dict.fromkeys(("ranks", "thresholds"), Input(("length",), required=False)),  # of a permutation, as is `reversed`
+    "reversed": Input((), required=False),
+}
 
 
-class XLNet(nn.Module):
+class XLNet(WithHeads):
     """The layers between the embeddings and the logits that share them."""
 
     config: XLNetConfig
-    program: Program
 
     def setup(self):
+        super().setup()
         c = self.config
         self.tokens = token_table(self, c.vocab_size, c.width, c.init_std)
         # What the query stream knows of every token at first.
@@ -112,7 +120,6 @@ class XLNet(nn.Module):
         c = self.config
         return empty_memory(c.depth, rows, c.memory if length is None else length, c.width, self.program.compute)
 
-    @nn.compact
     def query(
         self, inputs: Inputs, memory: Memory, slots: Array, reuse: int | None = None, noise: Noise = None
     ) -> tuple[Array, Memory]:
@@ -124,19 +131,40 @@ class XLNet(nn.Module):
         -> (the query stream [rows, n, width], the new memory, as long as the one given).
         """
         c, dtype = self.config, self.program.compute
-        drop = lambda x, tag: dropout(x, c.dropout, site(noise, tag)).astype(dtype)
         tokens, types, segments, ranks, thresholds, reversed = (inputs[name] for name in INPUTS)
+        query = dropout(jnp.broadcast_to(self.start, (*slots.shape, c.width)), c.dropout, site(noise, 2)).astype(dtype)
+        table = dropout(
+            signed_table(memory.segments.shape[1], tokens.shape[1], c.width, reversed), c.dropout, site(noise, 3)
+        ).astype(dtype)
+        shared = (table, *both_masks(types, segments, ranks, thresholds, slots, memory.segments), reuse)
+        query, remembered = self.transform(tokens, query, shared, slots, memory.hidden, noise)
+        return query, Memory(remembered, remember(memory.segments, segments[:, :reuse]))
+
+    def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
+        """The content stream where every token sees its whole segment -> [rows, length, width], or at slots
+        i32[rows, n] alone [rows, n, width]."""
+        c, (tokens, types, segments) = self.config, (inputs[name] for name in ("tokens", "types", "segments"))
         length = tokens.shape[1]
+        table = distance_table(sinusoids(length - 1, -length, c.width), c.dropout, site(noise, 3))
+        mask = Mask(segments)
+        of_slots = None if slots is None else (chosen(mask, slots), Types(gather_positions(types, slots), types))
+        shared = (table.astype(self.program.compute), (mask, Types(types, types)), of_slots, None)
+        nothing = empty_memory(c.depth, len(tokens), 0, c.width, self.program.compute).hidden
+        return self.transform(tokens, None, shared, slots, nothing, noise)[0]
+
+    @nn.compact
+    def transform(self, tokens: Array, query: Array | None, shared, slots: Array | None, memory: Array, noise: Noise):
+        """The streams of tokens through all layers, whose `shared` is as of `XLNetLayer` -> (the query stream, or
+        without one the content stream, after dropout; what is remembered)."""
+        c, dtype = self.config, self.program.compute
+        drop = lambda x, tag: dropout(x, c.dropout, site(noise, tag)).astype(dtype)
         embedded = jnp.take(constrain(self.tokens, "vocab", None), tokens, axis=0, mode="clip")
         content = constrain(drop(embedded, 0), "batch", "length", None)
-        query = drop(jnp.broadcast_to(self.start, (*slots.shape, c.width)), 2)
-        table = drop(signed_table(memory.segments.shape[1], length, c.width, reversed), 3)
-        shared = (table, *both_masks(types, segments, ranks, thresholds, slots, memory.segments), reuse)
         layer = XLNetLayer(c, self.program, parent=None)
-        query, remembered = stack(
-            self, [layer], c.depth, (content, query), shared, site(noise, 1), self.program, slots, memory.hidden
+        streams, remembered = stack(
+            self, [layer], c.depth, (content, query), shared, site(noise, 1), self.program, slots, memory
         )
-        return drop(query, 4), Memory(remembered, remember(memory.segments, segments[:, :reuse]))
+        return drop(streams if slots is not None else streams[0], 4), remembered
 
     def token_logits(self, hidden: Array) -> Array:
         """hidden [rows, n, width] -> f32[rows * n, padded vocab]."""
@@ -145,9 +173,7 @@ class XLNet(nn.Module):
 
     def __call__(self, inputs: Inputs):
         """All parts once, for initialisation."""
-        tokens = inputs["tokens"]
-        hidden, memory = self.query(inputs, self.empty_memory(len(tokens)), tokens[:, :1])
-        return self.token_logits(hidden), memory
+        return self.apply_heads(self.encode(inputs))
 
 
 def signed_table(memory: int, length: int, width: int, reversed: Array) -> Array:
@@ -221,10 +247,22 @@ FAMILY = Family(
     inputs=INPUTS,
     trunk=XLNet,
     table=parameters,
+    heads=(
+        task_head(CLASSIFIER, "logits_proj", "sequence_summary.summary", "tanh", summary=True),
+        task_head(TAGGER, "classifier", drops=False),
+        task_head(SPANS, "qa_outputs", features=2, drops=False),
+        task_head(CHOICE, "logits_proj", "sequence_summary.summary", "tanh", features=1, summary=True),
+    ),
     hf={
         "model": HuggingFace(
             folder="",
-            architectures={"XLNetLMHeadModel": ()},
+            architectures={
+                "XLNetLMHeadModel": (),
+                "XLNetForSequenceClassification": (CLASSIFIER,),
+                "XLNetForTokenClassification": (TAGGER,),
+                "XLNetForQuestionAnsweringSimple": (SPANS,),
+                "XLNetForMultipleChoice": (CHOICE,),
+            },
             constants={"model_type": "xlnet", "attn_type": "bi", "clamp_len": -1},
             fields={
                 "vocab_size": "vocab_size",
@@ -235,12 +273,22 @@ FAMILY = Family(
                 "ff_activation": "activation",
                 "layer_norm_eps": "norm_epsilon",
             },
-            settings={"dropout": "dropout", "initializer_range": "init_std"},
+            settings={
+                "dropout": "dropout",
+                "summary_last_dropout": same_dropout("dropout"),
+                "initializer_range": "init_std",
+            },
             tied={"lm_loss.weight": "transformer.word_embedding.weight"},
             trunk="transformer.",
             pair="A sep B sep cls",
             prepare="--tokenizer sentencepiece-unigram --specials xlnet",
-            assumed={"bi_data": False},
+            assumed={
+                "bi_data": False,
+                "summary_type": "last",
+                "summary_use_proj": True,
+                "summary_activation": "tanh",
+            },
+            of_softmax=("lm_loss.bias",),
         )
     },
     attention="relative",

@@ -15,18 +15,24 @@ from models.families.registry import FAMILIES, differing_fields, family_of, name
 from pretrain.json_values import make, plain
 
 
-def config_from(source: str | Path) -> Any:
+def config_from(source: str | Path, family: Family | None = None) -> Any:
     """The config of the model that a source describes, see `folders`.
+
+    family: as which it is read, where it can be; else that with a class which config.json names.
 
     UserError where a config.json is missing, damaged or incomplete, where no family reads it, or where the parts of
     one model disagree.
     """
     first = Path(str(source).split(",")[0].split("=", 1)[-1]) if is_listing(source) else Path(source)
-    model_type = _read(first).get("model_type")
-    families = {model.constants["model_type"]: one for one in FAMILIES.values() for model in one.hf.values()}
-    if model_type not in families:
-        raise UserError(f"{first}: config.json has model_type={model_type!r}; use one of {', '.join(families)}")
-    family = families[model_type]
+    model_type, named = _read(first).get("model_type"), {*architectures(first)}
+    families = [(model.constants["model_type"], one) for one in FAMILIES.values() for model in one.hf.values()]
+    reading = [one for known, one in families if known == model_type]
+    if not reading:
+        known = ", ".join(dict.fromkeys(known for known, _ in families))
+        raise UserError(f"{first}: config.json has model_type={model_type!r}; use one of {known}")
+    if family not in reading:
+        has = lambda one: any(named & {*model.architectures} for model in one.hf.values())
+        family = next(filter(has, reading), reading[0])
     values: dict[str, Any] = {}
     for part, folder in folders(source, family).items():
         for path, value in _values(folder, family.hf[part]).items():

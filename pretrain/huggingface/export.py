@@ -22,7 +22,7 @@ from data_pipelines.tokenizers import stored as tokenizers
 from data_pipelines.tokenizers.made import token_ids
 from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface.config import check_class, check_fit, misfits
-from pretrain.huggingface.tensors import Tensor, architecture, fields_of, heads_in, tensors
+from pretrain.huggingface.tensors import Tensor, absent, architecture, fields_of, heads_in, tensors
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
@@ -67,7 +67,9 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path, dtype: s
             target.mkdir(parents=True)
             said = target / "config.json"
             said.write_text(_json(config_fields(config, part, params, ids, dtype)), "utf-8")
-            _write_tensors(tensors(arrays, config, part), target, jnp.dtype(dtype), said)
+            lacks = absent(config, part, arrays)
+            stored = {name: one for name, one in tensors(arrays, config, part).items() if name not in lacks}
+            _write_tensors(stored, target, jnp.dtype(dtype), said)
             for name in TOKENIZER_FILES:
                 if (tokenizer_path / name).exists():
                     shutil.copyfile(tokenizer_path / name, target / name)

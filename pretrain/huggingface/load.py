@@ -20,7 +20,7 @@ from models.core.parameters import Params, leaves, nest
 from models.families.registry import family_of, renamed
 from pretrain.huggingface.config import architectures, check_class, check_same, config_from, folders
 from pretrain.huggingface.export import INDEX, WHOLE
-from pretrain.huggingface.tensors import Tensor, architecture, heads_in, tensors
+from pretrain.huggingface.tensors import Tensor, absent, architecture, heads_in, tensors
 
 LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 # Constants that old transformers stored
@@ -48,7 +48,7 @@ def load(
     another shape; safetensors only, in one file or sharded.
     """
     check_class(str(source), config)
-    there = config_from(source)
+    there = config_from(source, family_of(config))
     check_same(source, there, config)
     begun = {path: np.zeros(leaf.shape, np.float32) for path, leaf in leaves(shapes)}
     if start is not None:
@@ -164,7 +164,10 @@ def _tensor_files(folder: Path) -> list[Path]:
 def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: bool) -> dict[str, Tensor]:
     """What is to be read of a part's tensors. UserError for those that are missing, that this model has no place for,
     or tied ones that are not equal.   heads_anew: whether heads may be missing, and others be left out."""
-    folder, model, wanted = stored.folder, family_of(config).hf[part], tensors(params, config, part)
+    folder, model, spared = stored.folder, family_of(config).hf[part], absent(config, part, params)
+    wanted = {
+        name: one for name, one in tensors(params, config, part).items() if name in stored.found or name not in spared
+    }
     known = {row.hf[part].name for row in family_of(config).every_parameter(config) if part in row.hf}
     _check_layers(stored, wanted, known, config, part)
     needed = architecture(config, part, params) or f"model with {', '.join(heads_in(config, params))}"

@@ -105,6 +105,11 @@ def architecture(config, part: str, names: Collection[str]) -> str | None:
     return next((name for name, of_class in classes.items() if {*heads} == {*of_class}), None)
 
 
+def absent(config, part: str, names: Collection[str]) -> tuple[str, ...]:
+    """The tensors of a part that the class lacks which has the heads among these names."""
+    return family_of(config).hf[part].of_softmax if heads_in(config, names) else ()
+
+
 def heads_in(config, names: Collection[str]) -> list[str]:
     """The names that are those of heads."""
     return [head.name for head in family_of(config).heads if head.name in names]

@@ -11,6 +11,7 @@ import numpy as np
 
 from data_pipelines.examples.permutations import Permuting
 from data_pipelines.examples.span_corruption import Corruption, sizes_of
+from finetune.tasks.classify import Classify
 from models.attention.patterns.pattern import Pattern
 from models.blocks.memory import Memory
 from models.core.parameters import leaves, nest
@@ -79,6 +80,7 @@ CASES = {
     ),
     "ctrl": Case(_config("ctrl", positions=32, **WIDE), NextTokenPrediction()),
     "electra": Case(_electra(), ReplacedTokenDetection()),
+    "electra-encoder": Case(_electra().encoder("discriminator"), Classify()),
     "gpt": Case(_config("gpt", positions=32, **WIDE | {"feed_forward": 64}), NextTokenPrediction()),
     "gpt2": Case(_config("gpt2", positions=32, **WIDE), NextTokenPrediction()),
     "longformer": Case(_config("longformer", positions=32, pattern=NEAR, **WIDE), MASKED, globals=True),
@@ -133,6 +135,7 @@ def batch(case: Case) -> dict[str, np.ndarray]:
         "global_segments": (np.arange(GLOBALS) < 1 + (real.sum(1)[:, None] - 1) // 5).astype(np.int32),
         "targets": np.roll(tokens, -1, 1)[:, :predicted], "weights": real[:, :predicted].astype(np.float32),
         "decoder_tokens": tokens[::-1, :predicted], "decoder_segments": real[:, :predicted],
+        "place": np.zeros(ROWS, np.int32), "labels": np.array([-1, 0, 1, 1], np.int32),
         **({"globals": np.where(weights, positions, -1)[:, :2]} if case.globals else {}),
     }  # fmt: skip
 

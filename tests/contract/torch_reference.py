@@ -66,6 +66,16 @@ def masked(label: str | None) -> Callable[..., tuple[float, dict]]:
     return reference_of
 
 
+def classified(case: Case) -> tuple[float, dict]:
+    """Of a model with a head for classes of rows."""
+    batch, model = cases.batch(case), with_parameters(case, "model")
+    # -100 is passed over
+    labels = torch.from_numpy(np.where(batch["labels"] < 0, -100, batch["labels"])).long()
+    loss = model(**reference.torch_inputs(batch), labels=labels).loss
+    loss.backward()
+    return loss.item(), our_gradients(case, {"model": model})
+
+
 def bigbird(case: Case) -> tuple[float, dict]:
     """With the blocks that ours draws."""
     with pytest.MonkeyPatch.context() as patch:
@@ -125,6 +135,7 @@ REFERENCES = {
     "bigbird-etc": bigbird_etc,
     "ctrl": next_token,
     "electra": electra,
+    "electra-encoder": classified,
     "gpt": next_token,
     "gpt2": next_token,
     "longformer": masked(None),

@@ -5,12 +5,16 @@ import json
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from data_pipelines.batches import make_examples
 from data_pipelines.examples.layout import Feature
+from data_pipelines.tokenizers.made import Made
 from finetune.files import records
 from finetune.rows import TaskRows, buckets, joined
-from finetune.texts import fitting
+from finetune.texts import encoded, ending
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -49,9 +53,17 @@ def sizes_of(sizes):
     return [np.arange(n) for n in sizes]
 
 
-@pytest.mark.parametrize("sizes, room, kept", [([3, 9], 20, [3, 9]), ([3, 9], 8, [3, 5]), ([9, 9], 7, [3, 4])])
-def test_the_longer_text_is_cut(sizes, room, kept):
-    assert sorted(fitting(sizes, room)) == kept
+def test_a_causal_row_ends_each_text_and_the_longer_one_is_cut():
+    special, text, other = {"unk": 0}, "a b a a", "b " * 9
+    words = WordLevel({"?": 0, "a": 1, "b": 2}, "?")
+    plain = Made(Tokenizer(words), special, {})
+    plain.tokenizer.pre_tokenizer = Whitespace()
+    made = ending(plain)
+    end = made.special["eod"]
+    assert end == 3  # a further token, where none ends texts
+    (one, both) = encoded(made, [(text,), (text, other)], 10, causal=True)
+    assert one == ([1, 2, 1, 1, end], [0] * 5, 4)
+    assert both == ([1, 2, 1, 1, end, 2, 2, 2, 2, end], [0] * 10, 9)
 
 
 def test_records_of_each_kind_of_file_are_the_same(tmp_path):

@@ -77,17 +77,19 @@ def test_the_table_lists_every_parameter_once_and_axes_name_every_dimension(name
 
 
 @pytest.mark.parametrize(("family", "config"), SIZES)
-def test_every_parameter_has_names_in_a_checkpoint_and_no_name_twice(family, config):
-    names = Counter()
+def test_every_parameter_has_names_in_a_checkpoint_and_no_class_one_twice(family, config):
     for parameter in family.every_parameter(config):
         assert bool(parameter.hf) == bool(family.hf), parameter.path
         assert set(parameter.hf) <= set(family.hf), parameter.path
         own = parameter.path in [slot.name for slot in parameter.hf.values()]  # in a folder of our own form
         stacked = parameter.axes[0] == LAYERS and not own
         assert all(("{layer}" in slot.name) == stacked for slot in parameter.hf.values())
-        for part, slot in parameter.hf.items():  # what shares a tensor with others has a place of its own there
-            names[part, slot.name, parameter.path if slot.axis is not None else ""] += 1
-    assert set(names.values()) <= {1}
+    for part, model in family.hf.items():
+        for heads in model.architectures.values():
+            slots = [(row.path, row.hf[part]) for row in family.parameters(config, heads) if part in row.hf]
+            # What shares a tensor with others has a place of its own there.
+            names = Counter((slot.name, path if slot.axis is not None else "") for path, slot in slots)
+            assert set(names.values()) == {1}
 
 
 @pytest.mark.parametrize(("family", "config"), SIZES)

@@ -1,0 +1,271 @@
+"""Each head for tasks of each family beside transformers' class that has it: logits, loss, gradients, folders."""
+
+import dataclasses
+import functools
+import shutil
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from data_pipelines.errors import UserError
+from data_pipelines.tokenizers import stored
+from data_pipelines.tokenizers.training import Training
+from finetune.task import apply_head, hidden_states
+from finetune.tasks.classify import Classify, Labelled
+from finetune.training import check_heads, source_model
+from models.attention.patterns.pattern import Pattern
+from models.blocks.heads import CHOICE, CLASSIFIER, SPANS, TAGGER
+from models.blocks.positions import gather_positions
+from models.core.parameters import leaves, nest
+from models.families.electra import ElectraConfig
+from models.families.registry import FAMILIES
+from pretrain.huggingface.config import config_from
+from pretrain.huggingface.export import export
+from pretrain.huggingface.load import load
+from pretrain.huggingface.tensors import architecture, tensors
+from pretrain.objectives.objective import Moment, Phase
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.start import INIT_FROM, load_weights
+from tests.contract.cases import noise
+from tests.data_pipelines.tokenizers.trained import train
+from tests.models.shapes import parameter_shapes, random_params
+from tests.pretrain import reference, tiny
+from tests.pretrain.hugging_face_folders import TEXTS, without_padding
+
+ROWS, LENGTH, CHOICES = 4, 16, 2
+SIZES = {"width": 16, "depth": 1, "heads": 2, "feed_forward": 64, "attention_dropout": 0.0, "dropout": 0.0}
+SIZES |= {"vocab_size": 150, "init_std": 0.3}
+LABELS = "no", "perhaps", "yes"
+SHORT = SIZES | {"positions": 32}
+NARROW = SHORT | {"embedding": 8}
+NEAR = Pattern("longformer", block=2, windows=(8,))
+ALL = CLASSIFIER, TAGGER, SPANS, CHOICE
+TASKS = {  # family -> (fields of its config, its heads)
+    "albert": (NARROW, ALL),
+    "bert": (SHORT, ALL),
+    "bigbird": (SHORT | {"pattern": Pattern()}, ALL),
+    "ctrl": (SHORT, (CLASSIFIER,)),
+    "electra-encoder": (NARROW, ALL),
+    "gpt": (SHORT, (CLASSIFIER,)),
+    "gpt2": (SHORT, (CLASSIFIER, TAGGER, SPANS)),
+    "longformer": (SHORT | {"pattern": NEAR}, ALL),
+    "roberta": (SHORT, ALL),
+    "xlnet": (SIZES, ALL),
+}
+CASES = [(family, head) for family, (_, heads) in TASKS.items() for head in heads]
+AT_THE_END = "ctrl", "gpt", "gpt2", "xlnet"  # families that read a row at its last token
+
+
+@functools.cache
+def config_of(family, labels=LABELS):
+    return dataclasses.replace(FAMILIES[family].sizes["tiny"], labels=labels, **TASKS[family][0])
+
+
+@functools.cache
+def batch_of(family):
+    """Rows of two texts and padding, and what is right of them for each head."""
+    rng, column, config = np.random.default_rng(0), np.arange(LENGTH), config_of(family)
+    lengths = rng.integers(LENGTH // 2, LENGTH + 1, ROWS)
+    real, second = column < lengths[:, None], column >= lengths[:, None] // 2
+    types = second & real & (getattr(config, "types", 2) > 1)
+    tokens = np.where(real, rng.integers(5, config.vocab_size, real.shape), reference.padding(config))
+    return {
+        "tokens": tokens.astype(np.int32), "types": types.astype(np.int32), "segments": real.astype(np.int32),
+        "place": (lengths - 1 if family in AT_THE_END else 0 * lengths).astype(np.int32),
+        CLASSIFIER: np.array([2, 0, 1, 1]), TAGGER: np.where(real, rng.integers(0, 3, real.shape), -100),
+        SPANS: np.stack([lengths // 3, lengths // 2], 1), CHOICE: np.array([1, 0]),
+    }  # fmt: skip
+
+
+def globals_of(family, head):
+    """The tokens that see all and that all see: of classes the first, of questions and choices some."""
+    some = {CLASSIFIER: 1, SPANS: 5, CHOICE: 3}.get(head, 0)
+    return np.broadcast_to(np.where(np.arange(5) < some, np.arange(5), -1).astype(np.int32), (ROWS, 5))
+
+
+def loss_of(head, logits, right, real):
+    """logits: as each head gives them."""
+    log = lambda scores: jax.nn.log_softmax(scores, axis=-1)
+    of_right = lambda log, right: jnp.take_along_axis(log, jnp.maximum(right, 0)[..., None], -1)[..., 0]
+    if head == TAGGER:
+        return -jnp.sum(of_right(log(logits), right) * real) / real.sum()
+    if head == SPANS:
+        logits = jnp.where(real[..., None] > 0, logits, -jnp.inf).swapaxes(1, 2)  # [rows, 2, length]
+    if head == CHOICE:
+        logits = logits.reshape(-1, CHOICES)
+    return -of_right(log(logits), right).mean()
+
+
+@functools.cache
+def program_of(family):
+    """(parameters, batch, how much each head's loss counts) -> ((loss, logits of each head), gradients); one program
+    for all of them."""
+    config, heads = config_of(family), TASKS[family][1]
+    model = FAMILIES[family].module(config, reference.FLOAT32, made_of(family))
+
+    def run(params, batch, counted):
+        hidden = hidden_states(model, params, batch)
+        row = gather_positions(hidden, batch["place"][:, None])[:, 0]
+        read = {head: row if head in (CLASSIFIER, CHOICE) else hidden for head in heads}
+        logits = {head: apply_head(model, params, head, read[head]) for head in heads}
+        losses = [loss_of(head, logits[head], batch[head], batch["segments"]) for head in heads]
+        return sum(part * loss for part, loss in zip(counted, losses, strict=True)), logits
+
+    return jax.jit(jax.value_and_grad(run, has_aux=True))
+
+
+def made_of(family):
+    """All heads of a family's classes for tasks."""
+    return tuple({name: None for head in TASKS[family][1] for name in FAMILIES[family].heads_with((head,))})
+
+
+def torch_loss(family, head, model, batch):
+    """(loss, logits of the rows, or of their tokens, in our order)."""
+    ends = LENGTH - batch["segments"].sum(1) if family == "xlnet" else 0 * batch["place"]  # there padding is before
+    moved = lambda array, by: np.stack([np.roll(row, number, 0) for row, number in zip(array, by, strict=True)])
+    batch = batch | {name: moved(batch[name], ends) for name in ("tokens", "types", "segments", TAGGER)}
+    inputs = reference.torch_inputs(batch, types=getattr(config_of(family), "types", 2))
+    if family in ("ctrl", "gpt", "gpt2"):  # whose types of tokens are tokens
+        del inputs["token_type_ids"]
+    if family != "longformer":
+        inputs.pop("global_attention_mask", None)
+    if head == CHOICE:
+        inputs = {name: array.reshape(-1, CHOICES, LENGTH) for name, array in inputs.items()}
+    if head == SPANS:
+        if family == "bigbird":  # of tokens it would mask the first text's scores
+            inputs["inputs_embeds"] = model.bert.embeddings.word_embeddings(inputs.pop("input_ids"))
+        out = model(**inputs)
+        logits = torch.stack([out.start_logits, out.end_logits], -1)
+        logits = torch.stack([row.roll(-int(number), 0) for row, number in zip(logits, ends, strict=True)])
+        real = torch.from_numpy(np.arange(LENGTH) < batch["segments"].sum(1)[:, None])
+        masked = logits.masked_fill(~real[..., None], -torch.inf)
+        return torch.nn.functional.cross_entropy(masked, torch.from_numpy(batch[SPANS])), logits.detach().numpy()
+    out = model(**inputs, labels=torch.from_numpy(batch[head]))
+    logits = out.logits.detach().numpy()
+    return out.loss, moved(logits, -ends) if head == TAGGER else logits.reshape(ROWS, -1)
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory):
+    """The id of padding -> a tokenizer's folder."""
+    folder = tmp_path_factory.mktemp("tokenizers")
+    stored.save(train("wordpiece", TEXTS, Training(SIZES["vocab_size"])), folder / "0")
+    stored.save(train("bpe", TEXTS, Training(300)), folder / "1")
+    return {number: folder / str(number) for number in (0, 1)}
+
+
+@pytest.mark.parametrize(("family", "head"), CASES)
+def test_a_head_is_that_of_transformers_class(family, head, tmp_path, tokenizers):
+    labels = LABELS if head in (CLASSIFIER, TAGGER) else ()
+    config, heads = config_of(family, labels), FAMILIES[family].heads_with((head,))
+    model = reference.torch_model(config, "model", heads=heads)
+    model.save_pretrained(tmp_path / "theirs")
+    params = load(tmp_path / "theirs", config, parameter_shapes(config, heads), tmp_path / "theirs")
+
+    batch = batch_of(family) | ({"globals": globals_of(family, head)} if family == "longformer" else {})
+    shapes = parameter_shapes(config_of(family), made_of(family))
+    every = {path: np.zeros(of.shape, np.float32) for path, of in leaves(shapes)}
+    counted = np.float32([one == head for one in TASKS[family][1]])
+    (loss, logits), gradients = program_of(family)(nest(every | dict(leaves(params))), batch, counted)
+    expected, scores = torch_loss(family, head, model, batch)
+    expected.backward()
+    real = batch["segments"] > 0 if head in (TAGGER, SPANS) else ...
+    np.testing.assert_allclose(logits[head][real], scores[real], rtol=1e-5, atol=1e-6 * np.abs(scores[real]).max())
+    assert abs(float(loss) - expected.item()) <= 1e-5 * abs(expected.item())
+    flat = dict(leaves(jax.device_get(gradients)))
+    own = nest({path: flat.pop(path) for path, _ in leaves(params)})
+    ours = {name: one.array() for name, one in tensors(own, config, "model").items()}
+    theirs = reference.torch_gradients(model)
+    # A shift of all scores changes no softmax: the gradients of such biases are rounding.
+    whole = np.sqrt(sum(np.square(array).sum() for array in theirs.values()))
+    assert theirs.keys() <= ours.keys() and whole > 0
+    for name, gradient in theirs.items():
+        assert np.linalg.norm(ours[name] - gradient) <= 2e-5 * np.linalg.norm(gradient) + 1e-7 * whole, name
+    others = [*flat.values(), *(ours[name] for name in ours.keys() - theirs.keys())]
+    assert not any(gradient.any() for gradient in others)
+
+    export(params, config, tokenizers[reference.padding(config)], tmp_path / "ours")
+    loader = getattr(transformers, architecture(config, "model", params))
+    loaded, info = loader.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info.values()) and type(loaded) is type(model)
+    named = dict(model.named_parameters())
+    assert all(torch.equal(parameter, named[name]) for name, parameter in loaded.named_parameters())
+    assert [*loaded.config.id2label.values()] == [*(labels or ("LABEL_0", "LABEL_1"))]
+
+
+def test_the_auxiliary_loss_is_the_language_models_that_has_the_same_trunk(tmp_path):
+    config, batch = config_of("gpt"), batch_of("gpt")
+    model = reference.torch_model(config, "model", heads=(CLASSIFIER,))
+    model.save_pretrained(tmp_path)
+    params = load(tmp_path, config, parameter_shapes(config, (CLASSIFIER,)), tmp_path)
+    writer = transformers.OpenAIGPTLMHeadModel(model.config)
+    writer.transformer, writer.lm_head.weight = model.transformer, model.transformer.tokens_embed.weight
+    tokens, real = torch.from_numpy(batch["tokens"]).long(), torch.from_numpy(batch["segments"])
+    of_rows = model(tokens, attention_mask=real, labels=torch.from_numpy(batch[CLASSIFIER])).loss
+    expected = of_rows + 0.5 * writer(tokens, attention_mask=real, labels=tokens.where(real > 0, -100)).loss
+    expected.backward()
+
+    task = Classify(auxiliary=0.5).suited(config)
+    rows = {name: batch[name] for name in ("tokens", "segments", "place")}
+    rows["labels"] = batch[CLASSIFIER].astype(np.int32)
+    network = FAMILIES["gpt"].module(config, reference.FLOAT32, (CLASSIFIER,))
+
+    def loss(params):
+        terms, weights = task.loss(network, params, rows, {}, Moment(noise(ROWS), True))[0], task.weights(rows)
+        return sum(factor * terms[name].sum / weights[name] for name, factor in task.coefficients(0).items())
+
+    found, gradients = jax.jit(jax.value_and_grad(loss))(params)
+    assert abs(float(found) - expected.item()) <= 1e-5 * expected.item()
+    ours, theirs = tensors(jax.device_get(gradients), config, "model"), reference.torch_gradients(model)
+    for name, gradient in theirs.items():
+        assert np.linalg.norm(ours[name].array() - gradient) <= 2e-5 * np.linalg.norm(gradient), name
+    with pytest.raises(UserError, match="--auxiliary 0.5: is for models that read from left to right"):
+        Classify(auxiliary=0.5).suited(config_of("bert"))
+
+
+def test_of_an_xlnet_chosen_tokens_are_as_among_all():
+    config, batch = config_of("xlnet"), batch_of("xlnet")
+    model, slots = FAMILIES["xlnet"].module(config, reference.FLOAT32), batch["place"][:, None] // (1, 2)
+    both = jax.jit(lambda params: [hidden_states(model, params, batch, None, at) for at in (slots, None)])
+    few, every = both(random_params(config))
+    np.testing.assert_allclose(few, gather_positions(every, slots), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["longformer", "roberta"])
+def test_the_token_at_which_a_longformer_reads_a_row_is_global(family, tokenizers):
+    task = Classify(text=("a", "b")).suited(config_of(family))
+    rows = task.encode([Labelled("", ("the fox", "a dog"), "no")] * 2, stored.load(tokenizers[1]), LABELS, LENGTH)
+    assert ("globals" in rows.columns) == ("globals" in task.spec(Phase(1.0, LENGTH, 2))) == (family == "longformer")
+    assert family == "roberta" or rows.columns["globals"].tolist() == [[0], [0]]
+
+
+def test_of_an_electra_a_task_begins_with_the_discriminators_encoder(corpus_path, tmp_path):
+    run, folder, bare = tmp_path / "run", tmp_path / "hf", tmp_path / "bare"
+    params, tokenizer = tiny.begun(tiny.electra(), tiny.options(corpus_path, run)), RunDirectory(run).tokenizer
+    export(params, RunDirectory(run).read_recipe().model, tokenizer, folder)
+    shutil.copytree(folder, bare, ignore=shutil.ignore_patterns("generator"))
+    found = []
+    for source in (run, folder, bare):
+        config, _ = source_model(source)
+        assert config == dataclasses.replace(tiny.ELECTRA.encoder("discriminator"), vocab_size=config.vocab_size)
+        shapes = parameter_shapes(config, (CLASSIFIER,))
+        start = lambda shapes=shapes: jax.tree.map(lambda of: np.ones(of.shape, np.float32), shapes)
+        corpus = SimpleNamespace(tokenizer_path=tokenizer)
+        found.append(load_weights(INIT_FROM, str(source), config, shapes, corpus, start))
+    kernel = lambda tree: tree["layers"]["attention"]["query"]["kernel"]
+    np.testing.assert_array_equal(kernel(found[0]), kernel(params["discriminator"]["encoder"]))
+    for one in found:
+        assert tiny.equal(without_padding(one, config), without_padding(found[0], config))
+        assert all((leaf == 1).all() for _, leaf in leaves(one[CLASSIFIER]))
+    assert isinstance(config_from(folder), ElectraConfig)  # whoever does not finetune reads both
+
+
+@pytest.mark.parametrize(("family", "said"), [("gpt", "for tasks are classifier"), ("t5", "it has none for tasks")])
+def test_a_head_that_a_model_has_not_is_said_with_those_that_it_has(family, said):
+    with pytest.raises(UserError, match=f"--from here: {family} has no head 'spans'.*{said}; take another model"):
+        check_heads("here", FAMILIES[family].sizes["tiny"], [SimpleNamespace(asks=(SPANS,))])
