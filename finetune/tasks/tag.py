@@ -5,7 +5,6 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +24,7 @@ from models.blocks.heads import TAGGER
 from models.blocks.positions import gather_positions
 from pretrain.objectives.objective import Batch, Term
 
+PIECES = "first", "all"
 OUTSIDE = "O"  # the tag of words that are in no span
 
 log = logging.getLogger(__name__)
@@ -40,11 +40,13 @@ class Tag(FinetuningTask):
     label_column: int | None = None  # its tag; the last, in CoNLL-U the fourth, UPOS
     words: str = "words"  # the column of a .jsonl or .parquet file with the list of words
     tags: str = "tags"  # that with the list of their tags
-    pieces: Literal["first", "all"] = "first"  # of a word that are trained to tell its tag, which the first one answers
+    pieces: str = "first"  # those of a word that are trained to tell its tag, first or all; the first one answers
     crf: bool = False  # whether tags that follow each other are scored, too, and a sentence's are decoded together
 
     def __post_init__(self):
         self._options()
+        if self.pieces not in PIECES:
+            raise ValueError(unknown("--pieces: there is no", self.pieces, PIECES))
         if self.crf and self.pieces == "all":
             raise ValueError("--crf: reads each word once; leave out --pieces all")
 
@@ -66,9 +68,7 @@ class Tag(FinetuningTask):
         """The most frequent first, which is that of words without a piece."""
         counts = Counter(tag for example in examples for tag in example.label)
         if len(counts) < 2:
-            raise UserError(
-                f"--train: all of its words have the tag {next(iter(counts))}; give files of two tags or more"
-            )
+            raise UserError(f"--train: all of its words have the tag {next(iter(counts))}; give two tags or more")
         return tuple(sorted(counts, key=lambda tag: (-counts[tag], tag)))
 
     def encode(self, examples, made, labels, length):
