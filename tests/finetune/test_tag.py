@@ -58,10 +58,10 @@ def arguments(begun, workdir, *more):
 
 def test_a_run_with_a_crf_answers_each_word_and_goes_to_transformers_without_it(begun, tmp_path, capsys, caplog):
     run, out, hf = tmp_path / "run", tmp_path / "out.jsonl", tmp_path / "hf"
-    assert main(arguments(begun, run, "--crf")) == 0
+    at_the_end = ["--eval-every", "99", "--checkpoint-every", "99"]
+    assert main(arguments(begun, run, "--crf", *at_the_end)) == 0
     assert "sentences are longer than --length: each is cut into rows" in caplog.text
-    evaluations = read_metrics(RunDirectory(run), "eval")
-    best = max(evaluations, key=lambda one: one["score"])
+    (best,) = read_metrics(RunDirectory(run), "eval")
     assert best["score"] == best["f1"] > 0.5
     assert main(["eval", str(run), "--test", str(begun / "dev.conll"), "--predictions", str(out)]) == 0
     answers = [json.loads(line) for line in out.read_text().splitlines()]
