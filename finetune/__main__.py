@@ -18,7 +18,8 @@ USAGE = """python -m finetune COMMAND ...
 
 --help after a command lists its options. Exit status: as of `python -m pretrain`."""
 
-COMMANDS = "run", "several", "suite", "eval", "export", "probe", "attention"  # each the module of that name in finetune/commands/
+# Each the module of that name in finetune/commands/
+COMMANDS = "run", "several", "suite", "eval", "export", "probe", "attention"
 
 
 def main(arguments: list[str]) -> int:

@@ -19,7 +19,7 @@ from finetune import metrics
 from finetune.rows import Rows, joined
 from finetune.sentences import NONE, Pieces, Sentence, rows_of, sentences
 from finetune.task import FinetuningTask, apply_head, hidden_states
-from models.blocks.crf import CRF, best_path, log_likelihood
+from models.blocks.crf import CRF, Transitions, best_path, log_likelihood
 from models.blocks.heads import TAGGER
 from models.blocks.positions import gather_positions
 from pretrain.objectives.objective import Batch, Term
@@ -90,11 +90,13 @@ class Tag(FinetuningTask):
 
     def scores(self, model, params, batch, noise=None):
         hidden = hidden_states(model, params, batch, noise)
-        logits = apply_head(model, params, TAGGER, hidden, noise).reshape(*hidden.shape[:2], -1)
+        own = slice(*self.part) if self.part[1] else slice(None)
+        logits = apply_head(model, params, TAGGER, hidden, noise).reshape(*hidden.shape[:2], -1)[..., own]
         if not self.crf:
             return {"logits": logits, "tags": logits.argmax(2).astype(jnp.int32)}
         slots, logits, labels, is_word = _side_by_side(logits, batch)
-        transitions = apply_head(model, params, CRF, hidden, noise)
+        start, end, between = apply_head(model, params, CRF, hidden, noise)
+        transitions = Transitions(start[own], end[own], between[own, own])
         path = best_path(transitions, logits, is_word)
         tags = jnp.put_along_axis(jnp.zeros_like(slots), slots, path, axis=1, inplace=False)
         return {"nats": -log_likelihood(transitions, logits, labels, is_word & (labels != NONE)), "tags": tags}

@@ -1,7 +1,6 @@
 """Hidden states and attention of each layer beside transformers', linear probes beside scikit-learn's."""
 
 import dataclasses
-import shutil
 from types import SimpleNamespace
 
 import jax
@@ -78,25 +77,14 @@ def test_each_number_is_standardised_over_the_words_to_train_on(drawn):
     np.testing.assert_allclose(other[0], expected, rtol=1e-3)
 
 
-@pytest.fixture(scope="module")
-def folder(corpus_path, tmp_path_factory):
-    """A model of transformers, and sentences whose tags are those of their words."""
-    folder = tmp_path_factory.mktemp("inside")
-    reference.torch_model(tiny.BERT, "model").save_pretrained(folder / "model")
-    shutil.copytree(corpus_path / "tokenizer", folder / "model", dirs_exist_ok=True)
-    rng, words = np.random.default_rng(0), ["Kilo", "mu", "nade", "po", "te"]
+def test_probes_read_the_word_off_its_own_states(begun, tmp_path, capsys):
+    rng, words, files = np.random.default_rng(0), ["Kilo", "mu", "nade", "po", "te"], []
     for name, rows in {"train": 60, "dev": 20}.items():
         sentences = [rng.choice(words, rng.integers(1, 9)) for _ in range(rows)]
         text = "\n".join("".join(f"{word} {word[0].upper()}\n" for word in of) for of in sentences)
-        (folder / f"{name}.conll").write_text(text)
-    return folder
-
-
-def test_probes_read_the_word_off_its_own_states(folder, tmp_path, capsys):
-    files = [f"--{name}={folder / f'{name}.conll'}" for name in ("train", "dev")]
-    assert (
-        main(["probe", str(folder / "model"), *files, "--out", str(tmp_path), "--length", "8", "--words", "200"]) == 0
-    )
+        (tmp_path / name).write_text(text)
+        files += [f"--{name}", str(tmp_path / name)]
+    assert main(["probe", str(begun / "from"), *files, "--out", str(tmp_path), "--length", "8", "--words", "200"]) == 0
     header, *rows = (line.split("\t") for line in (tmp_path / "probe.tsv").read_text().splitlines())
     assert header == ["layer", "accuracy", "share in the mix"]
     assert [row[0] for row in rows] == ["most frequent tag", "0 (embeddings)", "1", "mix of all"]
@@ -105,12 +93,12 @@ def test_probes_read_the_word_off_its_own_states(folder, tmp_path, capsys):
     assert (tmp_path / "probe.png").stat().st_size and "words, see --words" in capsys.readouterr().out
 
 
-def test_attention_of_a_text_is_drawn_with_a_line_for_each_head(folder, tmp_path, capsys):
+def test_attention_of_a_text_is_drawn_with_a_line_for_each_head(begun, tmp_path, capsys):
     out = tmp_path / "a.png"
-    assert main(["attention", str(folder / "model"), "--text", "Kilo mu", "te", "--out", str(out)]) == 0
+    assert main(["attention", str(begun / "from"), "--text", "Kilo mu", "te", "--out", str(out)]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     assert len(lines) == 2 and out.stat().st_size
-    assert main(["attention", str(folder / "model"), "--text", "a", "b", "c", "--out", str(out)]) == 2
+    assert main(["attention", str(begun / "from"), "--text", "a", "b", "c", "--out", str(out)]) == 2
     assert "--text: are 3 texts; give one or two" in capsys.readouterr().err
 
 

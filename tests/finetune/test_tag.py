@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 
 import jax
 import numpy as np
@@ -39,33 +38,33 @@ def conll(path, sentences):
 
 
 @pytest.fixture(scope="module")
-def begun(corpus_path, tmp_path_factory):
-    """A model of transformers to begin with, and files of sentences of which some are longer than a row."""
-    folder = tmp_path_factory.mktemp("begun")
-    reference.torch_model(tiny.BERT, "model").save_pretrained(folder / "from")
-    shutil.copytree(corpus_path / "tokenizer", folder / "from", dirs_exist_ok=True)
-    rng = np.random.default_rng(0)
+def files(tmp_path_factory):
+    """Files of sentences of which some are longer than a row."""
+    folder, rng = tmp_path_factory.mktemp("files"), np.random.default_rng(0)
     for name, rows in {"train": 32, "dev": 8}.items():
         conll(folder / f"{name}.conll", [rng.choice(WORDS, rng.integers(1, 16)) for _ in range(rows)])
     return folder
 
 
-def arguments(begun, workdir, *more):
-    files = ["--from", begun / "from", "--train", begun / "train.conll", "--dev", begun / "dev.conll"]
+@pytest.fixture
+def arguments(begun, files, tmp_path):
+    """Of a run, with more of them."""
+    given = ["--from", begun / "from", "--train", files / "train.conll", "--dev", files / "dev.conll"]
     size = ["--batch-size", 8, "--length", 8, "--epochs", 4, "--peak", 1e-2]
-    return [*map(str, ("run", "tag", *files, *size, "--workdir", workdir, "--log-every", 8, *more))]
+    run = ("run", "tag", *given, *size, "--workdir", tmp_path / "run", "--log-every", 8)
+    return lambda *more: [*map(str, (*run, *more))]
 
 
-def test_a_run_with_a_crf_answers_each_word_and_goes_to_transformers_without_it(begun, tmp_path, capsys, caplog):
+def test_a_run_with_a_crf_answers_each_word_and_goes_to_transformers_without_it(arguments, files, tmp_path, caplog):
     run, out, hf = tmp_path / "run", tmp_path / "out.jsonl", tmp_path / "hf"
     at_the_end = ["--eval-every", "99", "--checkpoint-every", "99"]
-    assert main(arguments(begun, run, "--crf", *at_the_end)) == 0
+    assert main(arguments("--crf", *at_the_end)) == 0
     assert "sentences are longer than --length: each is cut into rows" in caplog.text
     (best,) = read_metrics(RunDirectory(run), "eval")
     assert best["score"] == best["f1"] > 0.5
-    assert main(["eval", str(run), "--test", str(begun / "dev.conll"), "--predictions", str(out)]) == 0
+    assert main(["eval", str(run), "--test", str(files / "dev.conll"), "--predictions", str(out)]) == 0
     answers = [json.loads(line) for line in out.read_text().splitlines()]
-    read = Tag().read(begun / "dev.conll")
+    read = Tag().read(files / "dev.conll")
     assert [tuple(one["words"]) for one in answers] == [one.words for one in read]
     right = [tag == said for one, answer in zip(read, answers, strict=True)
              for tag, said in zip(one.label, answer["tags"], strict=True)]  # fmt: skip
@@ -122,9 +121,11 @@ def test_a_crf_without_transitions_is_the_softmax_of_first_pieces(tmp_path):
     @jax.jit
     def both(params):
         terms = [task.loss(model, params, batch, {}, Moment(None, False))[0]["tag"].sum for task in (softmax, crf)]
-        return terms, [task.scores(model, params, batch)["tags"] for task in (softmax, crf)]
+        parts = [dataclasses.replace(task, part=(1, 3)) for task in (softmax, crf)]
+        return terms, [task.scores(model, params, batch)["tags"] for task in (softmax, crf, *parts)]
 
-    sums, tags = both(params)
+    sums, (*tags, one, other) = both(params)
+    assert one.max() == other.max() == 1  # of several tasks each has its own labels alone
     assert float(sums[0]) == pytest.approx(float(sums[1]), rel=1e-5)
     assert (tags[0] == tags[1])[batch["words"] != NONE].all()
 
@@ -169,16 +170,16 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_malformed_file_is_one_line_that_names_it(name, begun, tmp_path, capsys):
+def test_a_malformed_file_is_one_line_that_names_it(name, arguments, tmp_path, capsys):
     content, message = BAD[name]
     (tmp_path / name).write_text(content)
-    assert main([*arguments(begun, tmp_path / "run"), "--train", str(tmp_path / name)]) == 2
+    assert main(arguments("--train", tmp_path / name)) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
-def test_a_tag_that_only_dev_has_is_named_with_its_line(begun, tmp_path, capsys):
+def test_a_tag_that_only_dev_has_is_named_with_its_line(arguments, tmp_path, capsys):
     (tmp_path / "dev.conll").write_text("mu\tO\n\nte\tB-Z\n")
-    assert main([*arguments(begun, tmp_path / "run"), "--dev", str(tmp_path / "dev.conll")]) == 2
+    assert main(arguments("--dev", tmp_path / "dev.conll")) == 2
     assert "dev.conll, line 3: --train has no tag B-Z; did you mean" in capsys.readouterr().err
 
 
