@@ -1,4 +1,4 @@
-"""python -m finetune run | several | suite | eval | export"""
+"""python -m finetune run | several | suite | eval | export | probe | attention"""
 
 from importlib import import_module
 
@@ -8,15 +8,18 @@ from pretrain.__main__ import prepare_program
 USAGE = """python -m finetune COMMAND ...
 
   run TASK --from MODEL --train FILE --dev FILE --workdir DIR   finetune a model, or go on in the same directory; tasks:
-                                                                classify
+                                                                classify, tag
   several --from MODEL --tasks DIR --workdir DIR                the same on several tasks at once
   suite MODEL --tasks DIR --out FILE.md                         its scores on each task of a folder, over several seeds
   eval RUN --test FILE [--predictions FILE]                     what it answers, and how good that is
   export RUN --to DIR                                           the model with its head, for Hugging Face
+  probe RUN --train FILE --dev FILE --out DIR                   what linear probes read off each layer, as a picture
+  attention RUN --text TEXT --out FILE                          what each head looks at, as a picture
 
 --help after a command lists its options. Exit status: as of `python -m pretrain`."""
 
-COMMANDS = "run", "several", "suite", "eval", "export"  # each the module of that name in finetune/commands/
+# Each the module of that name in finetune/commands/
+COMMANDS = "run", "several", "suite", "eval", "export", "probe", "attention"
 
 
 def main(arguments: list[str]) -> int:

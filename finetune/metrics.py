@@ -1,5 +1,6 @@
 """How good answers are, by the libraries of the field. Shares are between 0 and 1."""
 
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,6 +10,7 @@ from pretrain.storage.best import SCORE
 
 OF_CLASSES = "accuracy", "f1", "matthews"
 OF_NUMBERS = "pearson", "spearman", "error"
+SPAN = re.compile(r"O|[BIESMLU]-.+")  # a tag of spans
 
 
 def with_score(figures: Mapping[str, float], metric: str = "") -> dict[str, float]:
@@ -41,3 +43,21 @@ def of_numbers(right: Sequence[float], given: Sequence[float]) -> dict[str, floa
 
     error = float(np.mean(np.square(np.subtract(right, given))))
     return {"pearson": correlation(pearsonr), "spearman": correlation(spearmanr), "error": error}
+
+
+def of_tags(right: Sequence[list[str]], given: Sequence[list[str]], labels: Sequence[str]) -> dict[str, float]:
+    """Of the words of sentences: the accuracy, and where all labels are of spans, before it seqeval's F1, precision and
+    recall of these (as of CoNLL-2000's program: what begins no span but is in one begins it).
+
+    Spans are of B, I, E and S; M, L and U are other names of I, E and S.
+    """
+    from seqeval.metrics import accuracy_score
+    from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+
+    accuracy = {"accuracy": float(accuracy_score(right, given))}
+    if not all(map(SPAN.fullmatch, labels)):
+        return accuracy
+    names = {"M": "I", "L": "E", "U": "S"}
+    right, given = ([[names.get(tag[0], tag[0]) + tag[1:] for tag in of] for of in sides] for sides in (right, given))
+    precision, recall, f1, _ = precision_recall_fscore_support(right, given, average="micro", zero_division=0)
+    return {"f1": float(f1), "precision": float(precision), "recall": float(recall)} | accuracy

@@ -2,7 +2,8 @@
 
 from finetune.task import FinetuningTask
 from finetune.tasks.classify import Classify
+from finetune.tasks.tag import Tag
 from pretrain.recipe import OBJECTIVES
 
-TASKS: dict[str, type[FinetuningTask]] = {"classify": Classify}
+TASKS: dict[str, type[FinetuningTask]] = {"classify": Classify, "tag": Tag}
 OBJECTIVES.update(TASKS)  # so that a run's recipe can be read wherever this is imported

@@ -11,7 +11,7 @@ from models.attention.global_tokens import GlobalTokens
 from models.attention.kernels.kernel import Attention
 from models.attention.kernels.table import require
 from models.attention.layouts import HEADS_APART, Mixing
-from models.attention.mask import Mask, chosen
+from models.attention.mask import Mask, chosen, visible
 from models.attention.operands import Projections
 from models.attention.patterns.blocks import Blocks
 from models.blocks.dense import Affine, Weights, affine
@@ -89,6 +89,12 @@ class MultiHeadAttention(nn.Module):
         mixed, new = cache.mix(*HEADS_APART.operands(x, x, weights, self.sizes.heads, dtype), mask, filled, state)
         y = residual + HEADS_APART.output(mixed, weights.output, dtype)
         return constrain(y if self.pre_norm else self.norm(y), "batch", None, None), new
+
+    def shares(self, x: Array, mask: Mask) -> Array:
+        """How much of each key a query takes, for who looks inside: f32[batch, heads, queries, keys]."""
+        x = self.norm(x) if self.pre_norm else x
+        q, k, _ = HEADS_APART.operands(x, x, self._weights(x.shape[-1]), self.sizes.heads, self.program.compute)
+        return plain.shares(q, k, mask, visible(mask))
 
     def __call__(
         self, x: Array, mask: Mask, noise: Noise, slots: Array | None = None, context: Array | None = None

@@ -21,6 +21,17 @@ def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, 
     # Each device's queries see all keys of their rows: with a cut length, that gathers keys and values.
     k, v = (constrain(x, "batch", None, "heads", None) for x in (k, v))
     seen = visible(mask)
+    probabilities = shares(q, k, mask, seen).astype(v.dtype)
+    probabilities = dropout(probabilities, dropout_rate, noise)
+    with jax.named_scope(PAIRS):
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", probabilities, v)
+    if mask.blind:
+        mixed = only_of_seen(mixed, seen)
+    return constrain(mixed, "batch", mask.axis, "heads", None)
+
+
+def shares(q: Array, k: Array, mask: Mask, seen: Array) -> Array:
+    """The probabilities f32[batch, heads, queries, keys].   seen: `visible` of the mask."""
     scale = q.shape[-1] ** -0.5
     with jax.named_scope(PAIRS):
         scores = jnp.einsum("bqhd,bkhd->bhqk", q * scale, k, preferred_element_type=jnp.float32)
@@ -28,14 +39,7 @@ def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, 
     scores = scores if bias is None else scores + bias
     if mask.blocks is not None:  # a key that is seen twice has twice the share
         scores += jnp.log(jnp.maximum(times(mask), 1).astype(jnp.float32))
-    scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
-    probabilities = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    probabilities = dropout(probabilities, dropout_rate, noise)
-    with jax.named_scope(PAIRS):
-        mixed = jnp.einsum("bhqk,bkhd->bqhd", probabilities, v)
-    if mask.blind:
-        mixed = only_of_seen(mixed, seen)
-    return constrain(mixed, "batch", mask.axis, "heads", None)
+    return jax.nn.softmax(jnp.where(seen, scores, jnp.finfo(jnp.float32).min), axis=-1)
 
 
 PLAIN = Mixing(HEADS_APART, attention)

@@ -6,6 +6,7 @@ Hugging Face: BertForPreTraining, BertForMaskedLM without the pair head, and the
 import dataclasses
 
 from models.attention.encoder import EncoderConfig, encoder_family
+from models.blocks.crf import crf_head
 from models.blocks.heads import (
     CHOICE,
     CLASSIFIER,
@@ -46,6 +47,7 @@ FAMILY = encoder_family(
         pair_head("cls.seq_relationship"),
         task_head(CLASSIFIER, "classifier", reads=POOLER),
         task_head(TAGGER, "classifier"),
+        crf_head(),
         task_head(SPANS, "qa_outputs", features=2, drops=False),
         task_head(CHOICE, "classifier", features=1, reads=POOLER),
     ),

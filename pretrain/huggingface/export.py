@@ -20,14 +20,16 @@ from data_pipelines.durable import put, sync
 from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import stored as tokenizers
 from data_pipelines.tokenizers.made import token_ids
+from models.blocks.crf import CRF
+from models.core.parameters import leaves
 from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface.config import check_class, check_fit, misfits
-from pretrain.huggingface.tensors import Tensor, absent, architecture, fields_of, heads_in, tensors
+from pretrain.huggingface.tensors import Tensor, absent, architecture, fields_of, heads_beside, heads_in, tensors
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 LIMIT = 5_000_000_000  # bytes of a file's tensors, but for one that is larger
-FILES = ("config.json", "generation_config.json", "added_tokens.json", WHOLE, INDEX)
+FILES = ("config.json", "generation_config.json", "added_tokens.json", WHOLE, INDEX, f"{CRF}.safetensors")
 MARK = "export.json"  # says of which run an export is
 VOCABULARY_FILES = ("vocab.txt", "vocab.json", "merges.txt")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *VOCABULARY_FILES)
@@ -70,6 +72,10 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path, dtype: s
             lacks = absent(config, part, arrays)
             stored = {name: one for name, one in tensors(arrays, config, part).items() if name not in lacks}
             _write_tensors(stored, target, jnp.dtype(dtype), said)
+            for head in heads_beside(config, params):
+                _save(dict(leaves(arrays[head])), target / f"{head}.safetensors", said)
+                alone = "export --to %s: Hugging Face has no class with a %s, and does without: it is in %s.safetensors"
+                log.warning(alone, folder, head, head)
             for name in TOKENIZER_FILES:
                 if (tokenizer_path / name).exists():
                     shutil.copyfile(tokenizer_path / name, target / name)
@@ -99,14 +105,18 @@ def _write_tensors(stored: Mapping[str, Tensor], folder: Path, dtype: np.dtype, 
     )
     for name, keys in split.filename_to_tensors.items():
         arrays = {key: np.ascontiguousarray(stored[key].array().astype(dtype, copy=False)) for key in keys}
-        try:
-            save_file(arrays, folder / name, metadata={"format": "pt"})
-        except SafetensorError as error:  # what it says of a full disk
-            raise OSError(str(error)) from error
-        shutil.copymode(mode_of, folder / name)
+        _save(arrays, folder / name, mode_of)
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / INDEX).write_text(_json(index), "utf-8")
+
+
+def _save(arrays: Mapping[str, np.ndarray], file: Path, mode_of: Path) -> None:
+    try:
+        save_file(arrays, file, metadata={"format": "pt"})
+    except SafetensorError as error:  # what it says of a full disk
+        raise OSError(str(error)) from error
+    shutil.copymode(mode_of, file)
 
 
 def config_fields(

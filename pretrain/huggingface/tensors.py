@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from models.core.family import Converter
+from models.core.family import Converter, Head
 from models.core.parameters import LAYERS, Parameter, Slot, leaves
 from models.families.registry import family_of
 
@@ -111,5 +111,14 @@ def absent(config, part: str, names: Collection[str]) -> tuple[str, ...]:
 
 
 def heads_in(config, names: Collection[str]) -> list[str]:
-    """The names that are those of heads."""
-    return [head.name for head in family_of(config).heads if head.name in names]
+    """The names that are those of heads with a place in Hugging Face."""
+    return [head.name for head in _heads(config, names) if any(row.hf for row in head.parameters)]
+
+
+def heads_beside(config, names: Collection[str]) -> list[str]:
+    """The names that are those of heads which no class of Hugging Face has."""
+    return [head.name for head in _heads(config, names) if not any(row.hf for row in head.parameters)]
+
+
+def _heads(config, names: Collection[str]) -> list[Head]:
+    return [head for head in family_of(config).heads if head.name in names]

@@ -1,0 +1,92 @@
+"""Linear probes: what a product alone reads off a layer's hidden states (Alain & Bengio 2016; Liu et al. 2019)."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from finetune.inside import layer_states, unrolled
+from finetune.rows import Rows, TaskRows, buckets
+from finetune.sentences import NONE
+from pretrain.training.opened import Opened
+
+TOKENS = 1 << 12  # of a batch
+
+
+def word_states(opened: Opened, rows: Rows) -> np.ndarray:
+    """f32[words, depth + 1, width]: the hidden states of a frozen model at the first piece of each word, in the order
+    of rows."""
+    lengths, above, found = rows.lengths, 0, None
+    before = np.cumsum(rows.of_tokens["words"] != NONE)  # words up to each token
+    for length in buckets(lengths):
+        layout = TaskRows(length, above, ())
+        model = unrolled(opened, layout.spec)
+        states = jax.jit(lambda params, batch, model=model: layer_states(model, params, batch))
+        which, above = np.flatnonzero((lengths > above) & (lengths <= length)), length
+        size = min(max(1, TOKENS // length), len(which))
+        for first in range(0, len(which), size):
+            part = which[first : first + size]
+            filled = np.resize(part, size)  # one shape for all
+            of_part = np.asarray(states(opened.params, layout.padded(rows, filled)))
+            if found is None:
+                found = np.empty((before[-1], of_part.shape[0], of_part.shape[-1]), np.float32)
+            for row, number in enumerate(part):
+                at = np.flatnonzero(rows.of_tokens["words"][rows.starts[number] : rows.starts[number + 1]] != NONE)
+                found[before[rows.starts[number] + at] - 1] = of_part[:, row, at].swapaxes(0, 1)
+    return found
+
+
+class Probe(NamedTuple):
+    """mix: f32[layers], whose softmax are the layers' shares in what is read.   kernel: f32[width, classes].
+    bias: f32[classes]."""
+
+    mix: Array
+    kernel: Array
+    bias: Array
+
+    def scores(self, states: Array) -> Array:
+        """f32[words, layers, width] -> f32[words, classes]. With several layers ELMo's scalar mix (Peters et al. 2018,
+        equation 1), whose factor the kernel has."""
+        read = jnp.einsum("l,nlw->nw", jax.nn.softmax(self.mix), states)
+        return read @ self.kernel + self.bias
+
+
+def fit(states: np.ndarray, labels: np.ndarray, classes: int, penalty: float = 1.0, steps: int = 300) -> Probe:
+    """Logistic regression by L-BFGS: the sum of the nats of labels i32[words], plus half the penalty times the square
+    of the kernel, as scikit-learn has it."""
+    from scipy.optimize import minimize
+
+    states, labels = jnp.asarray(states), jnp.asarray(labels)
+    _, layers, width = states.shape
+    begin = Probe(np.zeros(layers), np.zeros((width, classes)), np.zeros(classes))
+    flat, whole = ravel_pytree(begin)
+
+    def loss(at: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = _loss(whole(jnp.asarray(at, jnp.float32)), states, labels, penalty)
+        return float(value), np.asarray(ravel_pytree(gradient)[0], np.float64)
+
+    found = minimize(loss, np.asarray(flat), jac=True, method="L-BFGS-B", options={"maxiter": steps})
+    return jax.device_get(whole(jnp.asarray(found.x, jnp.float32)))
+
+
+@jax.jit
+@jax.value_and_grad
+def _loss(probe: Probe, states: Array, labels: Array, penalty: float) -> Array:
+    likely = jnp.take_along_axis(jax.nn.log_softmax(probe.scores(states)), labels[:, None], axis=1)
+    return -likely.mean() + penalty / (2 * len(labels)) * jnp.square(probe.kernel).sum()
+
+
+def standardised(train: np.ndarray, *others: np.ndarray) -> None:
+    """Each number of each layer gets mean 0 and deviation 1 over the words to train on, in place."""
+    mean, deviation = train.mean(0), train.std(0) + 1e-6
+    for states in (train, *others):
+        states -= mean
+        states /= deviation
+
+
+def predicted(probe: Probe, states: np.ndarray) -> np.ndarray:
+    """i64[words], the likeliest classes."""
+    return np.asarray(probe.scores(states)).argmax(1)

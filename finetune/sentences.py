@@ -1,0 +1,194 @@
+"""Sentences of words with a tag each: files of a word a line, CoNLL-U, records of lists; and the pieces of words."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Encoding
+
+from data_pipelines.errors import UserError
+from data_pipelines.formats.conll import NUMBER, Options
+from data_pipelines.tokenizers.made import Made
+from finetune.files import FORMS, records, text_lines, with_errors
+
+NONE = -1  # in place of a word or a tag
+OF_SENTENCES = "text_a\tlabel"  # first line of a .tsv with a sentence a line (Sun et al. 2019, ERNIE's tasks)
+BETWEEN = "\2"  # the words there, and the tags
+
+
+class Sentence(NamedTuple):
+    """label: the tags, None where the file does not say.   lines: of the words, in the file."""
+
+    file: Path
+    lines: tuple[int, ...]
+    words: tuple[str, ...]
+    label: tuple[str, ...] | None
+
+    @property
+    def where(self) -> str:
+        return self.where_of(0)
+
+    def where_of(self, word: int) -> str:
+        """The file and line of a word, as an error begins."""
+        return f"{self.file}, line {self.lines[word]}"
+
+
+class Word(NamedTuple):
+    """tag: None where the line has none."""
+
+    line: int
+    text: str
+    tag: str | None
+
+
+def sentences(file: Path, options: Options, columns: tuple[str, str], is_labelled: bool = True) -> list[Sentence]:
+    """Those of a file, in its order: .jsonl or .parquet with columns of words and of tags, .tsv of a sentence a line,
+    and else a word a line, first the word and last its tag unless options say otherwise, with a blank line between
+    sentences. Of CoNLL-U the words are the syntactic ones, each of which has a tag.
+
+    is_labelled: else a sentence may lack tags, as a whole.   UserError, with file and line, for what is malformed.
+    """
+    if FORMS.get(file.suffix) in ("json", "parquet"):
+        found = _of_records(file, columns, is_labelled)
+    else:
+        found = [_sentence(file, words) for words in with_errors(file, _of_lines(file, options))]
+    if not found:
+        raise UserError(f"{file}: has no sentence; give another file")
+    for sentence in found:
+        if is_labelled and sentence.label is None:
+            raise UserError(f"{sentence.where}: {sentence.words[0]!r} has no tag; give each word one")
+    return found
+
+
+def _sentence(file: Path, words: Sequence[Word]) -> Sentence:
+    lines, texts, tags = zip(*words, strict=True)
+    lacking = [word for word in words if word.tag is None]
+    if lacking and len(lacking) < len(words):
+        raise UserError(f"{file}, line {lacking[0].line}: {lacking[0].text!r} has no tag; give each word one")
+    return Sentence(file, lines, texts, None if lacking else tags)
+
+
+def _of_records(file: Path, columns: tuple[str, str], is_labelled: bool) -> list[Sentence]:
+    found = []
+    for where, fields in records(file, columns[: 1 + is_labelled]):
+        words, tags = (fields.get(name) for name in columns)
+        for name, value in zip(columns, (words, tags), strict=True):
+            if not isinstance(value, list | None) or value == []:
+                raise UserError(f"{where}: {name}={value!r} is no list of one or more; give one")
+        _check_numbers(where, words, words if tags is None else tags)
+        label = None if tags is None else tuple(map(str, tags))
+        line = int(where.rpartition(" ")[2])
+        found.append(Sentence(file, (line,) * len(words), tuple(map(str, words)), label))
+    return found
+
+
+def _check_numbers(where: str, words: Sequence, tags: Sequence) -> None:
+    if len(words) != len(tags):
+        raise UserError(f"{where}: has {len(words)} words and {len(tags)} tags; give each word one")
+
+
+def _of_lines(file: Path, options: Options) -> Iterator[list[Word]]:
+    """Sentences as words."""
+    lines = [*text_lines(file)]
+    if lines[:1] == [OF_SENTENCES]:
+        for number, line in enumerate(lines[1:], 2):
+            if line:
+                yield _of_line(f"{file}, line {number}", number, line)
+        return
+    universal = any(len(of := _cut(line)) == 10 and NUMBER.match(of[0]) for line in lines[:200])
+    words, expected = [], 0
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("-DOCSTART-"):
+            if words:
+                yield words
+            words = []
+        elif not (universal and line.startswith("#")):
+            columns, where = _cut(line), f"{file}, line {number}"
+            expected = expected or len(columns)
+            if len(columns) != expected:
+                raise UserError(f"{where}: has {len(columns)} columns, those before have {expected}; mend it")
+            if not universal or columns[0].isdecimal():  # else it is a span of words, or a word that is not written
+                words.append(_word(where, number, columns, options, universal))
+    if words:
+        yield words
+
+
+def _word(where: str, number: int, columns: Sequence[str], options: Options, universal: bool) -> Word:
+    token, tag = (2, 4) if universal else (1, len(columns))
+    token, tag = options.token_column or token, tag if options.label_column is None else options.label_column
+    if max(token, tag) > len(columns) or not columns[token - 1]:
+        raise UserError(f"{where}: has no word in column {token} and its tag in column {tag}; mend it")
+    has_tag = tag and (options.label_column or tag > token) and not (universal and columns[tag - 1] == "_")
+    return Word(number, columns[token - 1], columns[tag - 1] if has_tag else None)
+
+
+def _cut(line: str) -> list[str]:
+    return line.split("\t") if "\t" in line else line.split()
+
+
+def _of_line(where: str, number: int, line: str) -> list[Word]:
+    words, *tags = (column.split(BETWEEN) for column in line.split("\t"))
+    if len(tags) > 1:
+        raise UserError(f"{where}: has {1 + len(tags)} columns; give words and tags")
+    tags = tags[0] if tags else [None] * len(words)
+    _check_numbers(where, words, tags)
+    return [Word(number, *of) for of in zip(words, tags, strict=True)]
+
+
+class Pieces(NamedTuple):
+    """A row of a sentence, i32[length] each.   words: the number of the word of which a token is the first piece, NONE
+    elsewhere.   owners: that of any piece."""
+
+    tokens: np.ndarray
+    types: np.ndarray
+    words: np.ndarray
+    owners: np.ndarray
+
+
+def rows_of(made: Made, words: Sequence[Sequence[str]], length: int) -> list[list[Pieces]]:
+    """Each sentence as rows of at most so many tokens, with the special tokens that the tokenizer writes around them.
+
+    Words are joined by spaces, as a model's texts are. A sentence that is longer is cut between words, in as few rows
+    as greedily can be; of a word that is longer, its first pieces are read. What has no piece is in no row.
+    """
+    made.tokenizer.no_truncation()
+    encodings = made.tokenizer.encode_batch([" ".join(of) for of in words])
+    return [_rows(*of, length) for of in zip(encodings, words, strict=True)]
+
+
+def _rows(encoding: Encoding, words: Sequence[str], length: int) -> list[Pieces]:
+    text = np.flatnonzero(np.equal(encoding.special_tokens_mask, 0))
+    if not len(text):
+        return []
+    of_character = np.concatenate([[*[number] * len(word), NONE] for number, word in enumerate(words)])
+    begins, ends = np.array(encoding.offsets).T
+    owners = np.where(ends > begins, of_character[ends - 1], NONE)
+    before, after = np.arange(text[0]), np.arange(text[-1] + 1, len(owners))
+    owners[before], owners[after] = NONE, NONE
+    found, first = np.unique(owners, return_index=True)
+    firsts = np.full_like(owners, NONE)
+    firsts[first] = found
+    room = length - len(before) - len(after)
+    if room < 1:
+        raise UserError(f"--length {length}: has no room for words beside special tokens; give a longer one")
+    of_token = np.array(encoding.ids), np.array(encoding.type_ids), firsts, owners
+    rows = []
+    for begin, end in _parts(first[found != NONE], text[0], text[-1] + 1, room):
+        row = np.concatenate([before, np.arange(begin, end), after])
+        rows.append(Pieces(*(array[row] for array in of_token)))
+    return rows
+
+
+def _parts(first: np.ndarray, begin: int, end: int, room: int) -> Iterator[tuple[int, int]]:
+    """Begin and end of parts that have room, from the first pieces of words on."""
+    while end - begin > room:
+        fitting, later = first[(first > begin) & (first <= begin + room)], first[first > begin + room]
+        if len(fitting):
+            yield begin, fitting[-1]
+            begin = fitting[-1]
+        else:  # the rest of a word that is longer is left out
+            yield begin, begin + room
+            begin = later[0] if len(later) else end
+    if begin < end:
+        yield begin, end

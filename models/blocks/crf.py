@@ -1,0 +1,95 @@
+"""A linear-chain conditional random field (Lafferty et al. 2001): how likely labels are that follow each other, beside
+the scores that each word gives them.
+
+Rows of words are f32[rows, words, labels] with a mask bool[rows, words], the words of a row before what fills it up.
+"""
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from models.core.family import Head
+from models.core.parameters import Parameter, parameter
+from models.core.program import Program
+
+CRF = "crf"  # the name of the head
+
+
+class Transitions(NamedTuple):
+    """What is added to a path's scores: start, end f32[labels], of its first and last label; between f32[labels,
+    labels], of a label and the next one."""
+
+    start: Array
+    end: Array
+    between: Array
+
+
+class Crf(nn.Module):
+    """The transitions of a model, zeros at the start: then each word has its likeliest label."""
+
+    labels: int
+
+    @nn.compact
+    def __call__(self, hidden: Array, table: Array) -> Transitions:
+        """Whatever hidden is."""
+        make = lambda name, *shape: parameter(self, name, nn.initializers.zeros, shape)
+        return Transitions(
+            make("start_bias", self.labels), make("end_bias", self.labels), make("kernel", self.labels, self.labels)
+        )
+
+
+def crf_head() -> Head:
+    """The head that has them. No class of Hugging Face does."""
+
+    def module(c: Any, program: Program) -> Crf:
+        return Crf(len(c.labels) or 2)
+
+    axes = {"start_bias": (None,), "end_bias": (None,), "kernel": (None, None)}
+    return Head(CRF, module, tuple(Parameter(f"{CRF}/{name}", of, {}) for name, of in axes.items()))
+
+
+def log_likelihood(transitions: Transitions, scores: Array, labels: Array, mask: Array) -> Array:
+    """f32[rows]: the logarithm of the probability of the labels i32[rows, words]; 0 of a row without words."""
+    start, end, between = transitions
+    labels, weights = jnp.where(mask, labels, 0), mask.astype(scores.dtype)
+    last = jnp.take_along_axis(labels, jnp.maximum(mask.sum(1, keepdims=True) - 1, 0), axis=1)[:, 0]
+    own = jnp.take_along_axis(scores, labels[:, :, None], axis=2)[:, :, 0]
+    path = start[labels[:, 0]] + end[last] + (own * weights).sum(1)
+    path += (between[labels[:, :-1], labels[:, 1:]] * weights[:, 1:]).sum(1)
+
+    def forward(before: Array, word: tuple[Array, Array]) -> tuple[Array, None]:
+        """before: the logarithm of the sum over all paths to each label [rows, labels]."""
+        scores, is_word = word
+        after = jax.nn.logsumexp(before[:, :, None] + between, axis=1) + scores
+        return jnp.where(is_word[:, None], after, before), None
+
+    sums, _ = jax.lax.scan(forward, start + scores[:, 0], _words_first(scores, mask))
+    return jnp.where(mask[:, 0], path - jax.nn.logsumexp(sums + end, axis=1), 0.0)
+
+
+def best_path(transitions: Transitions, scores: Array, mask: Array) -> Array:
+    """i32[rows, words]: the likeliest labels (Viterbi 1967); behind a row's words its last label."""
+    start, end, between = transitions
+    every = jnp.arange(scores.shape[2])
+
+    def forward(before: Array, word: tuple[Array, Array]) -> tuple[Array, Array]:
+        scores, is_word = word
+        paths = before[:, :, None] + between  # [rows, from, to]
+        after = jnp.where(is_word[:, None], paths.max(1) + scores, before)
+        return after, jnp.where(is_word[:, None], paths.argmax(1), every)
+
+    best, came_from = jax.lax.scan(forward, start + scores[:, 0], _words_first(scores, mask))
+
+    def back(label: Array, came_from: Array) -> tuple[Array, Array]:
+        return jnp.take_along_axis(came_from, label[:, None], axis=1)[:, 0], label
+
+    first, later = jax.lax.scan(back, (best + end).argmax(1), came_from, reverse=True)
+    return jnp.concatenate([first[None], later]).T.astype(jnp.int32)
+
+
+def _words_first(scores: Array, mask: Array) -> tuple[Array, Array]:
+    """All but the first word, [words - 1, rows, ...]."""
+    return scores[:, 1:].swapaxes(0, 1), mask[:, 1:].T
