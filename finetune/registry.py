@@ -1,8 +1,9 @@
 """The tasks by their names, of `finetune run` and of recipe.json."""
 
 from finetune.task import FinetuningTask
+from finetune.tasks.answer import Answer
 from finetune.tasks.classify import Classify
 from pretrain.recipe import OBJECTIVES
 
-TASKS: dict[str, type[FinetuningTask]] = {"classify": Classify}
+TASKS: dict[str, type[FinetuningTask]] = {"answer": Answer, "classify": Classify}
 OBJECTIVES.update(TASKS)  # so that a run's recipe can be read wherever this is imported

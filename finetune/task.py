@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
@@ -77,6 +78,14 @@ class FinetuningTask(Objective):
         self, examples: Examples, answers: Sequence[Mapping[str, Any]], labels: Sequence[str]
     ) -> dict[str, float]:
         """How good answers to labelled examples are; by `best.SCORE` models are compared."""
+
+    def chosen(self, figures: Mapping[str, float]) -> Self:
+        """The same task with what is chosen by --dev, of the figures there."""
+        return self
+
+    def written(self, answers: Sequence[Mapping[str, Any]], suffix: str) -> str:
+        """Answers as the content of a file whose name ends so: a JSON object a line."""
+        return "".join(f"{json.dumps(answer, ensure_ascii=False)}\n" for answer in answers)
 
     def rows(self, phase):
         above, length = self.bucket if self.bucket[1] else (0, phase.length)

@@ -37,7 +37,8 @@ class Run(How):
     source: Annotated[Place, arg(name="from")]
     """The model: a run's work directory, or a Hugging Face folder."""
     train: Path
-    """File of the examples to train on: .tsv or .csv with a line of names, .jsonl or .parquet."""
+    """File of the examples to train on: .tsv or .csv with a line of names, .jsonl or .parquet; of questions SQuAD's
+    .json."""
     dev: Path
     """File of the examples to evaluate on, after each epoch: the best checkpoint stays."""
     workdir: Place
@@ -112,7 +113,7 @@ def finetune(task: FinetuningTask, options: Run, stop: Any = None) -> int:
     lengths = [rows[split].lengths for split in ("train", "heldout")]
     of = (options.length, options.batch_size, options.epochs, optimizer, schedule, options.seed)
     recipe = recipe_of(options.workdir.name, model, task, lengths, *of)
-    epoch = max(1, -(-len(train) // options.batch_size))
+    epoch = max(1, -(-len(rows["train"]) // options.batch_size))
     with tempfile.TemporaryDirectory() as folder, Warnings() as warnings:
         run_directory.check_writable(options.workdir)
         stored.save(made, Path(folder))
