@@ -2,8 +2,9 @@
 
 from finetune.task import FinetuningTask
 from finetune.tasks.answer import Answer
+from finetune.tasks.choose import Choose
 from finetune.tasks.classify import Classify
 from pretrain.recipe import OBJECTIVES
 
-TASKS: dict[str, type[FinetuningTask]] = {"answer": Answer, "classify": Classify}
+TASKS: dict[str, type[FinetuningTask]] = {"answer": Answer, "choose": Choose, "classify": Classify}
 OBJECTIVES.update(TASKS)  # so that a run's recipe can be read wherever this is imported

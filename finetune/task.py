@@ -28,11 +28,13 @@ Outputs = Mapping[str, Any]  # name -> [rows, ...], what a model says of rows
 class FinetuningTask(Objective):
     """Base of tasks, one a file in finetune/tasks/. Their fields say how files are read, and the loss.
 
-    columns, of_tokens: what a batch has of each row, and of each token, beside the tokens.
+    columns, of_tokens: what a batch has of each row, and of each token, beside the tokens.   texts: that a model reads
+    of each row.
     """
 
     columns: ClassVar[Spec] = {}
     of_tokens: ClassVar[Spec] = {}
+    texts: ClassVar[int] = 1
 
     bucket: Annotated[tuple[int, int], Suppress] = (
         0,
@@ -49,6 +51,10 @@ class FinetuningTask(Objective):
 
         is_labelled: else what is asked may be missing, and an example's `label` then is None.
         """
+
+    def fitted(self, examples: Examples) -> Self:
+        """The same task with the sizes of arrays that all of some examples fit."""
+        return self
 
     def labels_of(self, examples: Examples) -> tuple[str, ...]:
         """What the head tells apart, from the examples to train on."""
@@ -89,7 +95,11 @@ class FinetuningTask(Objective):
 
     def rows(self, phase):
         above, length = self.bucket if self.bucket[1] else (0, phase.length)
-        return TaskRows(length, above, tuple(self.columns.items()), tuple(self.of_tokens.items()))
+        return self.layout(above, length)
+
+    def layout(self, above: int, length: int) -> TaskRows:
+        """Of rows longer than the first and no longer than the second."""
+        return TaskRows(length, above, tuple(self.columns.items()), tuple(self.of_tokens.items()), self.texts)
 
     def loss(self, model, params, batch, carry, moment):
         return self.terms(self.scores(model, params, batch, moment.noise), batch), carry, {}

@@ -64,6 +64,7 @@ def evaluate(options: Evaluation) -> tuple[FinetuningTask, dict[str, float], lis
     before = [of for of in read_metrics(RunDirectory(options.run), "eval") if of["step"] <= opened.step]
     task = task.chosen(before[-1] if before else {})
     examples, labels = task.read(options.test, is_labelled=False), opened.config.labels
+    task = task.fitted(examples)
     length = max(phase.length for phase in opened.recipe.phases)
     of = Development(examples, task.encode(examples, opened.tokenizer, labels, length), labels)
     predictor = Predictor(task, opened.run.assembly, opened.mesh, length)

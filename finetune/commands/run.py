@@ -106,7 +106,7 @@ def finetune(task: FinetuningTask, options: Run, stop: Any = None) -> int:
     config, made = source_model(options.source)
     task = task.suited(config)
     train, dev = task.read(options.train), task.read(options.dev)
-    labels = task.labels_of(train)
+    task, labels = task.fitted([*train, *dev]), task.labels_of(train)
     rows = {split: task.encode(of, made, labels, options.length) for split, of in (("train", train), ("heldout", dev))}
     model = with_labels(options.source, config, labels)
     optimizer, schedule = Optimizer(decay=options.decay), Schedule(peak=options.peak, warmup=options.warmup)

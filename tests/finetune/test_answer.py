@@ -17,11 +17,10 @@ from data_pipelines.tokenizers.made import Made, special_ids
 from finetune.__main__ import main
 from finetune.tasks.answer import NOTHING, Answer, Question, best_span, best_threshold
 from models.blocks.heads import SPANS
-from models.core.parameters import leaves
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import model_of
-from tests.models.shapes import parameter_shapes
+from tests.finetune import beside
 from tests.pretrain import reference, tiny
 
 CONFIG = dataclasses.replace(tiny.BERT, dropout=0.0, attention_dropout=0.0)
@@ -159,16 +158,13 @@ def test_a_malformed_file_is_one_line_that_names_it(content, message, tmp_path):
 def test_scores_loss_and_gradients_are_those_of_transformers_class(tmp_path):
     """Which is given rows without padding: it has none left out of its softmax."""
     task, sizes = Answer(), (32, 20, 9)
-    model = reference.torch_model(CONFIG, "model", heads=(SPANS,))
+    model, params = beside.model_and_parameters(CONFIG, (SPANS,), tmp_path)
     batch = reference.random_batch(CONFIG, 0, rows=3)
     rng, place = np.random.default_rng(0), np.arange(32)
     batch["segments"] = (place < np.array(sizes)[:, None]).astype(np.int32)
     batch["tokens"] = rng.integers(5, CONFIG.vocab_size, (3, 32)).astype(np.int32) * batch["segments"]
     batch["types"] = (place >= 6).astype(np.int32) * batch["segments"]
     batch |= {"start": np.array([7, 0, 3], np.int32), "end": np.array([12, 0, 3], np.int32)}
-    shapes = parameter_shapes(CONFIG, (SPANS,))
-    model.save_pretrained(tmp_path / "model")
-    params = reference.load(tmp_path / "model", CONFIG, shapes, tmp_path / "model")
 
     def loss(params, batch):
         outputs = task.scores(model_of(CONFIG, task.asks, reference.FLOAT32), params, batch)
@@ -187,15 +183,7 @@ def test_scores_loss_and_gradients_are_those_of_transformers_class(tmp_path):
     expected = sum(losses) / len(losses)
     expected.backward()
     assert float(found) == pytest.approx(expected.item(), rel=1e-5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.grad)
-    model.save_pretrained(tmp_path / "gradients")
-    theirs = dict(leaves(reference.load(tmp_path / "gradients", CONFIG, shapes, tmp_path / "gradients")))
-    whole = np.sqrt(sum(np.square(array).sum() for array in theirs.values()))
-    for path, ours in leaves(gradients):
-        difference = np.linalg.norm(ours - theirs[path])
-        assert difference <= 2e-5 * np.linalg.norm(theirs[path]) + 1e-7 * whole, path
+    beside.check_gradients(model, gradients, CONFIG, (SPANS,), tmp_path)
 
 
 def test_hits_are_rows_of_which_both_ends_are_the_best_guess_and_rows_without_target_count_nowhere():
