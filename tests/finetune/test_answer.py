@@ -106,7 +106,7 @@ def answers(*pairs):
 
 
 def test_wrong_offsets_move_to_the_nearest_place_and_are_counted(tmp_path, caplog):
-    given = [answers((9, "ab")), answers((4, "ab")), answers((3, "ab"), (-1, "zz")), answers((-1, "c"))]
+    given = [answers((7, "ab")), answers((4, "ab")), answers((3, "ab"), (-1, "zz")), answers((-1, "c"))]
     given.append({"is_impossible": True, "answers": [], "plausible_answers": []})
     file = squad_file(tmp_path, [("ab ab c ab", "what", fields) for fields in given])
     found = Answer().read(file)
@@ -198,8 +198,8 @@ def test_hits_are_rows_of_which_both_ends_are_the_best_guess_and_rows_without_ta
 @pytest.mark.parametrize("seed", range(4))
 def test_the_best_span_and_the_best_threshold_are_those_of_a_search_of_all(seed):
     rng = np.random.default_rng(seed)
-    start, end, allowed = rng.normal(size=12), rng.normal(size=12), np.arange(12) >= 4
-    spans = [(start[a] + end[b], a, b) for a in range(4, 12) for b in range(a, min(a + 3, 12))]
+    start, end, allowed = rng.normal(size=12), rng.normal(size=12), np.isin(np.arange(12), range(4, 10))
+    spans = [(start[a] + end[b], a, b) for a in range(4, 10) for b in range(a, min(a + 3, 10))]
     assert best_span(start, end, allowed, 3) == max(spans)
 
     above, f1, is_none = np.round(rng.normal(size=20), 1), rng.random(20), rng.random(20) < 0.5
