@@ -79,6 +79,7 @@ class Run(Training):
     """The same of one task."""
 
     train: Path
-    """File of the examples to train on: .tsv or .csv with a line of names, .jsonl or .parquet."""
+    """File of the examples to train on: .tsv or .csv with a line of names, .jsonl or .parquet; of
+    questions SQuAD's .json, of words .conll and the like."""
     dev: Path
     """File of the examples to evaluate on, after each epoch: the best checkpoint stays."""

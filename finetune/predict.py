@@ -48,8 +48,8 @@ class Predictor:
         lengths, parts, above = rows.lengths, [], 0
         for length in buckets(np.minimum(lengths, self.length)):
             which = np.flatnonzero((lengths > above) & (lengths <= length))
-            layout = TaskRows(length, above, tuple(self.task.columns.items()), tuple(self.task.of_tokens.items()))
-            size, above = self._rows_together(len(which), length), length
+            layout = self.task.layout(above, length)
+            size, above = self._rows_together(len(which), layout.tokens), length
             for first in range(0, len(which), size):
                 part = which[first : first + size]
                 parts.append((part, self.say(params, frozen, self._placed(layout, rows, part, size))))
@@ -63,10 +63,10 @@ class Predictor:
                     whole[row] = of_row
         return Said(outputs, jax.tree.map(lambda *of: np.sum(of, axis=0), *sums))
 
-    def _rows_together(self, number: int, length: int) -> int:
+    def _rows_together(self, number: int, tokens: int) -> int:
         """So that few rows of the last batch only fill it up."""
         parts = mesh_shape(self.mesh).batch_parts
-        most = parts * max(1, EVALUATED_TOKENS // length)
+        most = parts * max(1, EVALUATED_TOKENS // tokens)
         equal = -(-number // -(-number // most))
         return -(-equal // parts) * parts
 

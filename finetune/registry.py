@@ -1,9 +1,11 @@
 """The tasks by their names, of `finetune run` and of recipe.json."""
 
 from finetune.task import FinetuningTask
+from finetune.tasks.answer import Answer
+from finetune.tasks.choose import Choose
 from finetune.tasks.classify import Classify
 from finetune.tasks.tag import Tag
 from pretrain.recipe import OBJECTIVES
 
-TASKS: dict[str, type[FinetuningTask]] = {"classify": Classify, "tag": Tag}
+TASKS: dict[str, type[FinetuningTask]] = {"answer": Answer, "choose": Choose, "classify": Classify, "tag": Tag}
 OBJECTIVES.update(TASKS)  # so that a run's recipe can be read wherever this is imported

@@ -67,12 +67,18 @@ class TaskRows(RowLayout):
 
     A batch has tokens, types and segments i32[length], segments 1 at tokens and 0 at padding, and the columns.
 
-    columns, of_tokens: (name, what a batch has of it of a row, of a token) each.
+    columns, of_tokens: (name, what a batch has of it of a row, of a token) each.   texts: of a row, as `of_tokens` has
+    several.
     """
 
     above: int
     columns: tuple[tuple[str, Feature], ...]
     of_tokens: tuple[tuple[str, Feature], ...] = ()
+    texts: int = 1
+
+    @property
+    def tokens(self):
+        return self.length * self.texts
 
     @property
     def spec(self):

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
@@ -29,11 +30,13 @@ Outputs = Mapping[str, Any]  # name -> [rows, ...], what a model says of rows
 class FinetuningTask(Objective):
     """Base of tasks, one a file in finetune/tasks/. Their fields say how files are read, and the loss.
 
-    columns, of_tokens: what a batch has of each row, and of each token, beside the tokens.
+    columns, of_tokens: what a batch has of each row, and of each token, beside the tokens.   texts: that a model reads
+    of each row.
     """
 
     columns: ClassVar[Spec] = {}
     of_tokens: ClassVar[Spec] = {}
+    texts: ClassVar[int] = 1
 
     # Rows longer than the first and no longer than the second alone; 0: those of the phase
     bucket: Annotated[tuple[int, int], Suppress] = (0, 0)
@@ -52,6 +55,10 @@ class FinetuningTask(Objective):
 
         is_labelled: else what is asked may be missing, and an example's `label` then is None.
         """
+
+    def fitted(self, examples: Examples) -> Self:
+        """The same task with the sizes of arrays that all of some examples fit."""
+        return self
 
     def labels_of(self, examples: Examples) -> tuple[str, ...]:
         """What the head tells apart, from the examples to train on."""
@@ -82,9 +89,21 @@ class FinetuningTask(Objective):
     ) -> dict[str, float]:
         """How good answers to labelled examples are; by `best.SCORE` models are compared."""
 
+    def chosen(self, figures: Mapping[str, float]) -> Self:
+        """The same task with what is chosen by --dev, of the figures there."""
+        return self
+
+    def written(self, answers: Sequence[Mapping[str, Any]], suffix: str) -> str:
+        """Answers as the content of a file whose name ends so: a JSON object a line."""
+        return "".join(f"{json.dumps(answer, ensure_ascii=False)}\n" for answer in answers)
+
     def rows(self, phase):
         above, length = self.bucket if self.bucket[1] else (0, phase.length)
-        return TaskRows(length, above, tuple(self.columns.items()), tuple(self.of_tokens.items()))
+        return self.layout(above, length)
+
+    def layout(self, above: int, length: int) -> TaskRows:
+        """Of rows longer than the first and no longer than the second."""
+        return TaskRows(length, above, tuple(self.columns.items()), tuple(self.of_tokens.items()), self.texts)
 
     def memory(self, model_config, train):
         return 0

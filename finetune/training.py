@@ -153,10 +153,11 @@ def check_heads(source: Path, config: Any, tasks: Sequence[FinetuningTask]) -> N
 def _read(files: Files, config: Any, made: Made, options: Training) -> Read:
     task = files.task.suited(config)
     train, dev = task.read(files.train), task.read(files.dev)
-    labels = task.labels_of(train)
     if options.examples is not None:
         (chosen,) = spread(len(train), options.examples, len(train))
         train = [train[index] for index in chosen]
+    task = task.fitted([*train, *dev])
+    labels = task.labels_of(train)
     rows = {split: task.encode(of, made, labels, options.length) for split, of in (("train", train), ("heldout", dev))}
     return Read(task, rows, Development(dev, rows["heldout"], labels))
 

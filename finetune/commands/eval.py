@@ -1,7 +1,6 @@
 """`python -m finetune eval`: what a finetuned model answers to a file, and how good that is."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +17,8 @@ from finetune.task import FinetuningTask
 from pretrain.commands.common import check_file, writing
 from pretrain.recipe import group_of, tasks_of
 from pretrain.storage.best import LOSS, SCORE
-from pretrain.storage.run_directory import write_whole
+from pretrain.storage.journal import read_metrics
+from pretrain.storage.run_directory import RunDirectory, write_whole
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,8 @@ class Evaluation:
     test: Path
     """File of examples, as those that the run was trained on; it may lack what is asked."""
     predictions: Path | None = None
-    """File to write with the answers, a JSON object a line, in the order of the examples."""
+    """File to write with the answers, a JSON object a line, in the order of the examples; of questions, if it ends in
+    .json, as SQuAD's program reads them."""
     task: str = ""
     """Of a run on several tasks, which one the file is of."""
     step: int | None = None
@@ -43,19 +44,18 @@ def main(arguments: Sequence[str]) -> int:
         if options.predictions.resolve() == options.test.resolve():
             raise UserError(f"--predictions {options.predictions}: is --test, which it would replace; give another")
         check_file(options.predictions)
-    figures, answers = evaluate(options)
+    task, figures, answers = evaluate(options)
     if options.predictions is not None:
-        lines = [json.dumps(answer, ensure_ascii=False) for answer in answers]
         with writing(options.predictions):
-            write_whole(options.predictions, "".join(f"{line}\n" for line in lines))
+            write_whole(options.predictions, task.written(answers, options.predictions.suffix))
     for name, value in figures.items():
         if name != SCORE:
             print(f"{name:>16}  {value:.4f}")
     return 0
 
 
-def evaluate(options: Evaluation) -> tuple[dict[str, float], list[dict]]:
-    """(figures, none where the file does not say what is right; the answers)."""
+def evaluate(options: Evaluation) -> tuple[FinetuningTask, dict[str, float], list[dict]]:
+    """(the task; figures, none where the file does not say what is right; the answers)."""
     from pretrain.training.opened import open_model
 
     opened = open_model(options.run, options.step, best_of=LOSS if options.step is None else None)
@@ -67,7 +67,10 @@ def evaluate(options: Evaluation) -> tuple[dict[str, float], list[dict]]:
         raise UserError(
             f"{options.run}: was not finetuned on a task ({', '.join(TASKS)}); use `python -m pretrain eval`"
         )
+    before = [of for of in read_metrics(RunDirectory(options.run), "eval") if of["step"] <= opened.step]
+    task = task.chosen(before[-1] if before else {})
     examples = task.read(options.test, is_labelled=False)
+    task = task.fitted(examples)
     begin, end = task.part
     labels = [label.removeprefix(f"{options.task}/") for label in opened.config.labels[begin : end or None]]
     length = max(phase.length for phase in opened.recipe.phases)
@@ -81,4 +84,5 @@ def evaluate(options: Evaluation) -> tuple[dict[str, float], list[dict]]:
     columns = TextColumn("answering"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         shown = bar.add_task("", total=len(of.rows))
-        return figures_of(task, predictor, opened.params, {}, of, lambda done: bar.advance(shown, done))
+        tell = lambda done: bar.advance(shown, done)
+        return task, *figures_of(task, predictor, opened.params, {}, of, tell)

@@ -1,0 +1,316 @@
+"""Answers to questions as spans of passages, or none (Rajpurkar et al. 2016; 2018; Devlin et al. 2019, sections 4.2 and
+4.3)."""
+
+import dataclasses
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tyro.conf import Suppress
+
+from data_pipelines.errors import UserError
+from data_pipelines.examples.layout import Feature
+from finetune import metrics
+from finetune.files import with_errors
+from finetune.rows import joined
+from finetune.task import FinetuningTask, apply_head, hidden_states
+from finetune.windows import Frame, Text, frame_of, framed, texts_of, windows
+from models.blocks.heads import SPANS
+from models.core.program import Program
+from models.core.ranges import COUNT, COUNT_OR_NONE, check_ranges
+from models.families.registry import family_of
+from pretrain import metrics as texts
+from pretrain.objectives.objective import Term
+from pretrain.objectives.protocols import CausalDecoder
+
+Told = dict[str, list[str]]  # what there is to say -> where
+log = logging.getLogger(__name__)
+
+NONE = -1  # in place of a token, of a row that has none
+NOTHING = ("",)  # the right answer where the passage has none
+
+
+class Question(NamedTuple):
+    """span: where the first answer begins and ends in the passage, in characters; None where it has none.
+    label: the answers that are right, NOTHING where the passage has none, None where the file does not say."""
+
+    where: str
+    name: str
+    text: str
+    passage: str
+    span: tuple[int, int] | None
+    label: tuple[str, ...] | None
+
+
+class Window(NamedTuple):
+    """A row of a question.   row: its tokens and types i32[n].   offsets: i32[n, 2], where those of the passage begin
+    and end in it, NONE at others.   example: which question.   place: of the token of no answer.   start, end: where
+    the answer begins and ends, NONE where that is not known."""
+
+    row: tuple[np.ndarray, np.ndarray]
+    offsets: np.ndarray
+    example: int
+    place: int
+    start: int
+    end: int
+
+
+OF_ROWS = "example", "place", "start", "end"
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer(FinetuningTask):
+    """Two scores of each token say where an answer begins and ends in its passage.
+
+    Files are SQuAD's JSON. Passages that do not fit a row are cut into windows that overlap; an answer that a window
+    has not whole, and none, is at the token at which a row is read.
+    """
+
+    asks: ClassVar[tuple[str, ...]] = (SPANS,)
+    columns: ClassVar = {"start": Feature((), np.int32, NONE), "end": Feature((), np.int32, NONE)}
+
+    stride: int = 0  # tokens between the beginnings of two windows; 0: half of what a window has of its passage
+    question_last: bool = False  # whether the question stands after the passage
+    max_question_tokens: int = 64  # what is more is cut
+    max_answer_tokens: int = 30  # longer spans are no answers
+    threshold: float | None = None  # how far the score of no answer must be above a span's; by default best on --dev
+    causal: Annotated[bool, Suppress] = False  # whether the model reads from left to right
+
+    def __post_init__(self):
+        ranges = {"stride": COUNT_OR_NONE, "max_question_tokens": COUNT, "max_answer_tokens": COUNT}
+        check_ranges(self, ranges, "--")
+
+    def suited(self, model_config):
+        causal = isinstance(family_of(model_config).module(model_config, Program()), CausalDecoder)
+        if causal and self.question_last:
+            raise UserError("--question-last: this model reads from left to right, passages unasked; leave it out")
+        return dataclasses.replace(self, causal=causal)
+
+    def chosen(self, figures):
+        by_dev = figures.get("threshold", np.inf)  # no question of --dev is without answer
+        return dataclasses.replace(self, threshold=by_dev if self.threshold is None else self.threshold)
+
+    def read(self, file, is_labelled=True):
+        ((_, content),) = with_errors(file, _content(file))
+        told: Told = defaultdict(list)
+        found = [_question(*of, is_labelled, told) for of in _questions(file, content)]
+        if not found:
+            raise UserError(f"{file}: has no question; give another file")
+        _tell(told)
+        return found
+
+    def encode(self, examples, made, labels, length):
+        frame, told = frame_of(made, self.causal), defaultdict(list)
+        known = texts_of(made, [text for one in examples for text in (one.text, one.passage)])
+        rows = [row for one in enumerate(examples) for row in self._rows(*one, known, frame, length, told)]
+        _tell(told)
+        columns = {name: np.array([getattr(row, name) for row in rows], np.int32) for name in OF_ROWS}
+        tokens, types = ([row.row[index] for row in rows] for index in (0, 1))
+        return joined(tokens, types, columns, {"offsets": [row.offsets for row in rows]})
+
+    def _rows(
+        self, example: int, one: Question, known: Mapping[str, Text], frame: Frame, length: int, told: Told
+    ) -> list[Window]:
+        """Those of one question."""
+        question, passage, found = known[one.text].tokens, known[one.passage], []
+        if len(question) > self.max_question_tokens:
+            told["questions with more than --max-question-tokens, which are cut"].append(one.where)
+            question = question[: self.max_question_tokens]
+        first = len(frame.before) + (0 if self.question_last else len(question) + len(frame.between))
+        span = None if one.span is None else _tokens_of(one, passage)
+        for begin, end in self._windows(one, passage, length - frame.size - len(question), length):
+            of_passage = passage.tokens[begin:end]
+            row = framed(frame, *((of_passage, question) if self.question_last else (question, of_passage)))
+            offsets = np.full((len(row[0]), 2), NONE, np.int32)
+            offsets[first : first + end - begin] = passage.offsets[begin:end]
+            place = frame.place % len(row[0])
+            is_whole = span is not None and begin <= span[0] and span[1] < end
+            targets = [at - begin + first for at in span] if is_whole else [place, place]
+            found.append(Window(row, offsets, example, place, *(targets if one.label else [NONE, NONE])))
+        if span is not None and all(row.start == row.place for row in found):
+            told["answers that no window has whole, which count as none in the loss"].append(one.where)
+        return found
+
+    def _windows(self, one: Question, passage: Text, room: int, length: int) -> list[tuple[int, int]]:
+        if room < 2:
+            raise UserError(f"--length {length}: leaves no room for the passage of {one.where}; give more")
+        if self.stride > room:
+            raise UserError(
+                f"--stride {self.stride}: skips some of the passage of {one.where}, of which a row of {length} has "
+                f"{room} tokens; give less"
+            )
+        if not len(passage.tokens):
+            raise UserError(f"{one.where}: its context has no token; mend it")
+        return windows(len(passage.tokens), room, self.stride or room // 2)
+
+    def scores(self, model, params, batch, noise=None):
+        hidden = hidden_states(model, params, batch, noise)
+        scores = apply_head(model, params, SPANS, hidden, noise)  # [rows, length, 2]
+        return {"start": scores[..., 0], "end": scores[..., 1]}
+
+    def weights(self, batch):
+        return {"span": (batch["start"] != NONE).sum().astype(jnp.float32)}
+
+    def coefficients(self, step):
+        return {"span": 1.0}
+
+    def terms(self, outputs, batch):
+        has_target = batch["start"] != NONE
+        nats, hits = 0.0, has_target
+        for name in ("start", "end"):
+            scores = jnp.where(batch["segments"] > 0, outputs[name], jnp.finfo(jnp.float32).min)
+            target = jnp.maximum(batch[name], 0)
+            nats -= jnp.take_along_axis(jax.nn.log_softmax(scores), target[:, None], axis=1)[:, 0] / 2
+            hits &= scores.argmax(1) == target
+        return {"span": Term(jnp.sum(jnp.where(has_target, nats, 0.0)), hits.sum().astype(jnp.float32))}
+
+    def answers(self, examples, rows, outputs, labels):
+        best, nothing = [(-np.inf, "")] * len(examples), [np.inf] * len(examples)
+        for row, (index, place) in enumerate(zip(rows.columns["example"], rows.columns["place"], strict=True)):
+            offsets = rows.of_tokens["offsets"][rows.starts[row] : rows.starts[row + 1]]
+            start, end = (outputs[name][row][: len(offsets)] for name in ("start", "end"))
+            score, first, last = best_span(start, end, offsets[:, 0] != NONE, self.max_answer_tokens)
+            if score > best[index][0]:
+                best[index] = score, examples[index].passage[offsets[first, 0] : offsets[last, 1]].strip()
+            nothing[index] = min(nothing[index], float(start[place] + end[place]))
+        return [
+            {"id": one.name, "text": self._decided(text, none - score), "score": score, "no_answer": none - score}
+            for one, (score, text), none in zip(examples, best, nothing, strict=True)
+        ]
+
+    def _decided(self, text: str, above: float) -> str:
+        return "" if self.threshold is not None and above > self.threshold else text
+
+    def figures(self, examples, answers, labels):
+        given, right, found = [one["text"] for one in answers], [one.label for one in examples], {}
+        is_none = np.array([label == NOTHING for label in right])
+        if is_none.any() and self.threshold is None:
+            above = np.array([one["no_answer"] for one in answers])
+            found["threshold"] = best_threshold(above, np.array(_f1(given, right)), is_none)
+            given = ["" if of > found["threshold"] else text for of, text in zip(above, given, strict=True)]
+        f1 = np.array(_f1(given, right))
+        if 0 < is_none.sum() < len(is_none):
+            found |= {"answered_f1": float(f1[~is_none].mean()), "unanswered_f1": float(f1[is_none].mean())}
+        exact = texts.exact_match(given, right) / 100
+        return metrics.with_score({"f1": float(f1.mean()), "exact_match": exact} | found)
+
+    def written(self, answers, suffix):
+        if suffix != ".json":
+            return super().written(answers, suffix)
+        if len(by_name := {one["id"]: one["text"] for one in answers}) < len(answers):
+            raise UserError("--predictions: several questions have one id; give a file that ends in .jsonl")
+        return json.dumps(by_name, ensure_ascii=False) + "\n"
+
+
+def best_span(start: np.ndarray, end: np.ndarray, allowed: np.ndarray, most: int) -> tuple[float, int, int]:
+    """The highest sum of scores f32[n] of two tokens, of at most so many from the one to the other, and these."""
+    start, end = (np.where(allowed, scores, -np.inf) for scores in (start, end))
+    ends = np.lib.stride_tricks.sliding_window_view(np.append(end, [-np.inf] * (most - 1)), most)  # [n, most]
+    first, further = divmod(int((start[:, None] + ends).argmax()), most)
+    return float(start[first] + end[first + further]), first, first + further
+
+
+def best_threshold(above: np.ndarray, f1: np.ndarray, is_none: np.ndarray) -> float:
+    """Of how far the score of no answer is above a span's, f64[n], that beyond which none is best in F1, as SQuAD 2.0's
+    program finds it.   f1: of the spans.   is_none: where none is right."""
+    order = np.argsort(above)
+    gained = np.append(0, np.cumsum((f1 - is_none)[order]))  # by the answers of so many questions, beside none
+    ascending = np.concatenate([[above[order[0]] - 2], above[order], [above[order[-1]] + 2]])
+    between = (ascending[1:] + ascending[:-1]) / 2
+    gained = np.where(ascending[1:] > ascending[:-1], gained, -np.inf)  # what is alike is decided alike
+    return float(between[gained.argmax()])
+
+
+def _f1(given: Sequence[str], right: Sequence[Sequence[str]]) -> list[float]:
+    return [texts.f1([text], [targets]) / 100 for text, targets in zip(given, right, strict=True)]
+
+
+def _content(file: Path) -> Iterator[tuple[int, Any]]:
+    try:
+        yield 1, json.loads(file.read_text("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{file}, line {error.lineno}: is not JSON ({error.msg}); give a file as SQuAD's") from None
+
+
+def _questions(file: Path, content: Any) -> Iterator[tuple[str, str, Mapping]]:
+    """(where it is, its passage, its fields) of each question."""
+    for at, article in _list(str(file), content, "data"):
+        for at_passage, paragraph in _list(at, article, "paragraphs"):
+            passage = _text(at_passage, paragraph, "context")
+            for at_question, fields in _list(at_passage, paragraph, "qas"):
+                yield f"{file}, question {_text(at_question, fields, 'id')}", passage, fields
+
+
+def _list(where: str, holder: Any, name: str) -> Iterator[tuple[str, Any]]:
+    found = holder.get(name) if isinstance(holder, dict) else None
+    if not isinstance(found, list):
+        raise UserError(f"{where}: has no list {name!r}; give data, paragraphs, context, qas as SQuAD's files do")
+    between = ", " if where.endswith((".json", ".jsonl")) else "."
+    return ((f"{where}{between}{name}[{index}]", one) for index, one in enumerate(found))
+
+
+def _text(where: str, holder: Any, name: str) -> str:
+    found = holder.get(name) if isinstance(holder, dict) else None
+    if not isinstance(found, str) or not found.strip():
+        raise UserError(f"{where}: has no text {name!r}; give it one")
+    return found
+
+
+def _question(where: str, passage: str, fields: Mapping, is_labelled: bool, told: Told) -> Question:
+    name, text = fields["id"], _text(where, fields, "question")
+    if fields.get("is_impossible"):
+        return Question(where, name, text, passage, None, NOTHING)
+    given = [(begin, answer) for begin, answer in _answers(where, fields) if answer]
+    if not given and is_labelled:
+        raise UserError(f"{where}: has no answer; give `answers`, or is_impossible: true where there is none")
+    spans = []
+    for begin, answer in given:
+        place = nearest(passage, answer, begin)
+        if place is None:
+            told["answers nowhere in their passages, where others to the same question are"].append(where)
+            continue
+        if place != begin:
+            told["answers that are not where their files say, which move to the nearest places"].append(where)
+        spans.append((place, place + len(answer)))
+    if given and not spans:
+        raise UserError(f"{where}: its answer {given[0][1]!r} is nowhere in its context; mend it")
+    label = tuple(answer for _, answer in given) or None
+    return Question(where, name, text, passage, spans[0] if spans else None, label)
+
+
+def _answers(where: str, fields: Mapping) -> Iterator[tuple[int, str]]:
+    answers = fields.get("answers", [])
+    if not isinstance(answers, list):
+        raise UserError(f"{where}: its answers are no list; give one")
+    for one in answers:
+        begin, text = (one.get(name) for name in ("answer_start", "text")) if isinstance(one, dict) else (None, None)
+        if not isinstance(begin, int) or not isinstance(text, str):
+            raise UserError(f"{where}: has an answer without a number answer_start and a text; give both")
+        yield begin, text
+
+
+def nearest(passage: str, answer: str, begin: int) -> int | None:
+    """Where an answer is in a passage, the nearest place to where it is said to begin; None where it is nowhere."""
+    before, after = passage.rfind(answer, 0, max(begin, 0) + len(answer)), passage.find(answer, max(begin, 0))
+    found = [place for place in (before, after) if place >= 0]
+    return min(found, key=lambda place: abs(place - begin), default=None)
+
+
+def _tell(told: Told) -> None:
+    for what, wheres in told.items():
+        log.warning("%s: %s, the first of %s", what, f"{len(wheres):,}", wheres[0])
+
+
+def _tokens_of(one: Question, passage: Text) -> tuple[int, int]:
+    """The first and the last token of a question's answer."""
+    begin, end = one.span
+    found = np.flatnonzero((passage.offsets[:, 1] > begin) & (passage.offsets[:, 0] < end))
+    if not len(found):
+        raise UserError(f"{one.where}: its answer {one.passage[begin:end]!r} has no token; mend it")
+    return int(found[0]), int(found[-1])
