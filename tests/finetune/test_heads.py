@@ -19,18 +19,17 @@ from finetune.task import apply_head, hidden_states
 from finetune.tasks.classify import Classify, Labelled
 from finetune.training import check_heads, source_model
 from models.attention.patterns.pattern import Pattern
+from models.blocks import heads
 from models.blocks.heads import CHOICE, CLASSIFIER, SPANS, TAGGER
 from models.blocks.positions import gather_positions
 from models.core.parameters import leaves, nest
-from models.families.electra import ElectraConfig
+from models.families import bigbird
 from models.families.registry import FAMILIES
 from pretrain.huggingface.config import config_from
 from pretrain.huggingface.export import export
-from pretrain.huggingface.load import load
+from pretrain.huggingface.load import load, to_target
 from pretrain.huggingface.tensors import architecture, tensors
 from pretrain.objectives.objective import Moment, Phase
-from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.start import INIT_FROM, load_weights
 from tests.contract.cases import noise
 from tests.data_pipelines.tokenizers.trained import train
 from tests.models.shapes import parameter_shapes, random_params
@@ -82,10 +81,19 @@ def batch_of(family):
     }  # fmt: skip
 
 
-def globals_of(family, head):
-    """The tokens that see all and that all see: of classes the first, of questions and choices some."""
+def batch_for(family, head):
+    """The same, with the tokens that see all and that all see: of classes the first, of questions and choices some."""
+    if family != "longformer":
+        return batch_of(family)
     some = {CLASSIFIER: 1, SPANS: 5, CHOICE: 3}.get(head, 0)
-    return np.broadcast_to(np.where(np.arange(5) < some, np.arange(5), -1).astype(np.int32), (ROWS, 5))
+    chosen = np.where(np.arange(5) < some, np.arange(5), -1).astype(np.int32)
+    return batch_of(family) | {"globals": np.broadcast_to(chosen, (ROWS, 5))}
+
+
+def model_for(family, head):
+    """(config, heads) of the class that has a head."""
+    labels = LABELS if head in (CLASSIFIER, TAGGER) else ()
+    return config_of(family, labels), FAMILIES[family].heads_with((head,))
 
 
 def loss_of(head, logits, right, real):
@@ -105,15 +113,16 @@ def loss_of(head, logits, right, real):
 def program_of(family):
     """(parameters, batch, how much each head's loss counts) -> ((loss, logits of each head), gradients); one program
     for all of them."""
-    config, heads = config_of(family), TASKS[family][1]
-    model = FAMILIES[family].module(config, reference.FLOAT32, made_of(family))
+    config, read_by = config_of(family), TASKS[family][1]
+    program = dataclasses.replace(reference.FLOAT32, attention="dense" if family == "longformer" else "xla")
+    model = FAMILIES[family].module(config, program, made_of(family))
 
     def run(params, batch, counted):
         hidden = hidden_states(model, params, batch)
         row = gather_positions(hidden, batch["place"][:, None])[:, 0]
-        read = {head: row if head in (CLASSIFIER, CHOICE) else hidden for head in heads}
-        logits = {head: apply_head(model, params, head, read[head]) for head in heads}
-        losses = [loss_of(head, logits[head], batch[head], batch["segments"]) for head in heads]
+        read = {head: row if head in (CLASSIFIER, CHOICE) else hidden for head in read_by}
+        logits = {head: apply_head(model, params, head, of) for head, of in read.items()}
+        losses = [loss_of(head, logits[head], batch[head], batch["segments"]) for head in read_by]
         return sum(part * loss for part, loss in zip(counted, losses, strict=True)), logits
 
     return jax.jit(jax.value_and_grad(run, has_aux=True))
@@ -161,13 +170,12 @@ def tokenizers(tmp_path_factory):
 
 @pytest.mark.parametrize(("family", "head"), CASES)
 def test_a_head_is_that_of_transformers_class(family, head, tmp_path, tokenizers):
-    labels = LABELS if head in (CLASSIFIER, TAGGER) else ()
-    config, heads = config_of(family, labels), FAMILIES[family].heads_with((head,))
-    model = reference.torch_model(config, "model", heads=heads)
+    config, made = model_for(family, head)
+    model = reference.torch_model(config, "model", heads=made)
     model.save_pretrained(tmp_path / "theirs")
-    params = load(tmp_path / "theirs", config, parameter_shapes(config, heads), tmp_path / "theirs")
+    params = load(tmp_path / "theirs", config, parameter_shapes(config, made), tmp_path / "theirs")
 
-    batch = batch_of(family) | ({"globals": globals_of(family, head)} if family == "longformer" else {})
+    batch = batch_for(family, head)
     shapes = parameter_shapes(config_of(family), made_of(family))
     every = {path: np.zeros(of.shape, np.float32) for path, of in leaves(shapes)}
     counted = np.float32([one == head for one in TASKS[family][1]])
@@ -195,7 +203,33 @@ def test_a_head_is_that_of_transformers_class(family, head, tmp_path, tokenizers
     assert not any(info.values()) and type(loaded) is type(model)
     named = dict(model.named_parameters())
     assert all(torch.equal(parameter, named[name]) for name, parameter in loaded.named_parameters())
-    assert [*loaded.config.id2label.values()] == [*(labels or ("LABEL_0", "LABEL_1"))]
+    assert [*loaded.config.id2label.values()] == [*(config.labels or ("LABEL_0", "LABEL_1"))]
+
+
+@pytest.mark.parametrize("family", ["albert", "bigbird", "electra-encoder", "gpt2", "roberta", "xlnet"])
+def test_a_head_has_dropout_where_transformers_class_has_it(family, monkeypatch):
+    trunk = FAMILIES[family].hf["model"].trunk
+    for head in TASKS[family][1]:
+        theirs, ours, (same, made) = [], [], model_for(family, head)
+        config = dataclasses.replace(same, dropout=0.3)
+        torch_model = reference.torch_model(config, "model", heads=made).train()
+        for name, module in torch_model.named_modules():
+            if isinstance(module, torch.nn.Dropout) and not name.startswith(trunk):
+                module.register_forward_hook(lambda one, given, out, to=theirs: to.append((one.p, out.shape[-1])))
+        torch_loss(family, head, torch_model, batch_for(family, head))
+
+        def record(x, rate, keys, to=ours):
+            to.extend([(rate, x.shape[-1])] * (rate > 0 and keys is not None))
+            return x
+
+        for module in (heads, bigbird):
+            monkeypatch.setattr(module, "dropout", record)
+        model, hidden = FAMILIES[family].module(config, reference.FLOAT32, made), np.zeros((ROWS, config.width), "f")
+        jax.eval_shape(
+            lambda params, model=model, hidden=hidden, head=head: apply_head(model, params, head, hidden, noise(ROWS)),
+            parameter_shapes(same, made),
+        )
+        assert ours == theirs, head
 
 
 def test_the_auxiliary_loss_is_the_language_models_that_has_the_same_trunk(tmp_path):
@@ -244,25 +278,23 @@ def test_the_token_at_which_a_longformer_reads_a_row_is_global(family, tokenizer
     assert family == "roberta" or rows.columns["globals"].tolist() == [[0], [0]]
 
 
-def test_of_an_electra_a_task_begins_with_the_discriminators_encoder(corpus_path, tmp_path):
-    run, folder, bare = tmp_path / "run", tmp_path / "hf", tmp_path / "bare"
-    params, tokenizer = tiny.begun(tiny.electra(), tiny.options(corpus_path, run)), RunDirectory(run).tokenizer
-    export(params, RunDirectory(run).read_recipe().model, tokenizer, folder)
+def test_of_an_electra_a_task_begins_with_the_discriminators_encoder(tokenizers, tmp_path):
+    both = dataclasses.replace(tiny.ELECTRA, vocab_size=SIZES["vocab_size"])
+    params, folder, bare = random_params(both), tmp_path / "hf", tmp_path / "bare"
+    export(params, both, tokenizers[0], folder)
     shutil.copytree(folder, bare, ignore=shutil.ignore_patterns("generator"))
-    found = []
-    for source in (run, folder, bare):
-        config, _ = source_model(source)
-        assert config == dataclasses.replace(tiny.ELECTRA.encoder("discriminator"), vocab_size=config.vocab_size)
-        shapes = parameter_shapes(config, (CLASSIFIER,))
-        start = lambda shapes=shapes: jax.tree.map(lambda of: np.ones(of.shape, np.float32), shapes)
-        corpus = SimpleNamespace(tokenizer_path=tokenizer)
-        found.append(load_weights(INIT_FROM, str(source), config, shapes, corpus, start))
+    config, _ = source_model(folder)
+    assert config == source_model(bare)[0] == both.encoder("discriminator")
+    assert config_from(folder) == both  # of what is not finetuned
+    shapes = parameter_shapes(config, (CLASSIFIER,))
+    start = lambda: jax.tree.map(lambda of: np.ones(of.shape, np.float32), shapes)
+    of_run = nest(to_target("a run", dict(leaves(params)), both, config))
     kernel = lambda tree: tree["layers"]["attention"]["query"]["kernel"]
-    np.testing.assert_array_equal(kernel(found[0]), kernel(params["discriminator"]["encoder"]))
-    for one in found:
-        assert tiny.equal(without_padding(one, config), without_padding(found[0], config))
-        assert all((leaf == 1).all() for _, leaf in leaves(one[CLASSIFIER]))
-    assert isinstance(config_from(folder), ElectraConfig)  # whoever does not finetune reads both
+    np.testing.assert_array_equal(kernel(of_run), kernel(params["discriminator"]["encoder"]))
+    for source in (folder, bare):
+        found = without_padding(load(source, config, shapes, tokenizers[0], start), config)
+        of_head = {path: found.pop(path) for path in [*found] if path.startswith(CLASSIFIER)}
+        assert tiny.equal(found, without_padding(of_run, config)) and all((one == 1).all() for one in of_head.values())
 
 
 @pytest.mark.parametrize(("family", "said"), [("gpt", "for tasks are classifier"), ("t5", "it has none for tasks")])
