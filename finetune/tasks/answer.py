@@ -7,12 +7,11 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tyro.conf import Suppress
 
 from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import Feature
@@ -22,12 +21,9 @@ from finetune.rows import joined
 from finetune.task import FinetuningTask, apply_head, hidden_states
 from finetune.windows import Frame, Text, frame_of, framed, texts_of, windows
 from models.blocks.heads import SPANS
-from models.core.program import Program
 from models.core.ranges import COUNT, COUNT_OR_NONE, check_ranges
-from models.families.registry import family_of
 from pretrain import metrics as texts
 from pretrain.objectives.objective import Term
-from pretrain.objectives.protocols import CausalDecoder
 
 Told = dict[str, list[str]]  # what there is to say -> where
 log = logging.getLogger(__name__)
@@ -51,7 +47,7 @@ class Question(NamedTuple):
 class Window(NamedTuple):
     """A row of a question.   row: its tokens and types i32[n].   offsets: i32[n, 2], where those of the passage begin
     and end in it, NONE at others.   example: which question.   place: of the token of no answer.   start, end: where
-    the answer begins and ends, NONE where that is not known."""
+    the answer begins and ends, NONE where that is not known.   asked: the places of the question's tokens."""
 
     row: tuple[np.ndarray, np.ndarray]
     offsets: np.ndarray
@@ -59,6 +55,7 @@ class Window(NamedTuple):
     place: int
     start: int
     end: int
+    asked: np.ndarray
 
 
 OF_ROWS = "example", "place", "start", "end"
@@ -73,24 +70,28 @@ class Answer(FinetuningTask):
     """
 
     asks: ClassVar[tuple[str, ...]] = (SPANS,)
-    columns: ClassVar = {"start": Feature((), np.int32, NONE), "end": Feature((), np.int32, NONE)}
 
     stride: int = 0  # tokens between the beginnings of two windows; 0: half of what a window has of its passage
     question_last: bool = False  # whether the question stands after the passage
     max_question_tokens: int = 64  # what is more is cut
     max_answer_tokens: int = 30  # longer spans are no answers
     threshold: float | None = None  # how far the score of no answer must be above a span's; by default best on --dev
-    causal: Annotated[bool, Suppress] = False  # whether the model reads from left to right
 
     def __post_init__(self):
         ranges = {"stride": COUNT_OR_NONE, "max_question_tokens": COUNT, "max_answer_tokens": COUNT}
         check_ranges(self, ranges, "--")
 
     def suited(self, model_config):
-        causal = isinstance(family_of(model_config).module(model_config, Program()), CausalDecoder)
-        if causal and self.question_last:
+        task = super().suited(model_config)
+        if task.causal and self.question_last:
             raise UserError("--question-last: this model reads from left to right, passages unasked; leave it out")
-        return dataclasses.replace(self, causal=causal)
+        return task
+
+    @property
+    def columns(self):
+        # Of a row that is asked, the token of no answer and those of the question (Beltagy et al. 2020, section 3.1)
+        of_globals = {"globals": Feature((1 + self.max_question_tokens,), np.int32, NONE)} if self.marks_globals else {}
+        return dict.fromkeys(("start", "end"), Feature((), np.int32, NONE)) | of_globals
 
     def chosen(self, figures):
         by_dev = figures.get("threshold", np.inf)  # no question of --dev is without answer
@@ -111,6 +112,10 @@ class Answer(FinetuningTask):
         rows = [row for one in enumerate(examples) for row in self._rows(*one, known, frame, length, told)]
         _tell(told)
         columns = {name: np.array([getattr(row, name) for row in rows], np.int32) for name in OF_ROWS}
+        if self.marks_globals:
+            columns["globals"] = np.full((len(rows), 1 + self.max_question_tokens), NONE, np.int32)
+            for of_row, row in zip(columns["globals"], rows, strict=True):
+                of_row[: 1 + len(row.asked)] = row.place, *row.asked
         tokens, types = ([row.row[index] for row in rows] for index in (0, 1))
         return joined(tokens, types, columns, {"offsets": [row.offsets for row in rows]})
 
@@ -130,9 +135,11 @@ class Answer(FinetuningTask):
             offsets = np.full((len(row[0]), 2), NONE, np.int32)
             offsets[first : first + end - begin] = passage.offsets[begin:end]
             place = frame.place % len(row[0])
+            asked = len(frame.before) + (end - begin + len(frame.between)) * self.question_last
             is_whole = span is not None and begin <= span[0] and span[1] < end
             targets = [at - begin + first for at in span] if is_whole else [place, place]
-            found.append(Window(row, offsets, example, place, *(targets if one.label else [NONE, NONE])))
+            known_targets = targets if one.label else [NONE, NONE]
+            found.append(Window(row, offsets, example, place, *known_targets, asked + np.arange(len(question))))
         if span is not None and all(row.start == row.place for row in found):
             told["answers that no window has whole, which count as none in the loss"].append(one.where)
         return found

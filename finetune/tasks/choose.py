@@ -21,10 +21,7 @@ from finetune.texts import encoded
 from models.blocks.heads import CHOICE
 from models.core.noise import fold
 from models.core.parameters import Noise
-from models.core.program import Program
-from models.families.registry import family_of
 from pretrain.objectives.objective import Term
-from pretrain.objectives.protocols import CausalDecoder
 
 INPUTS = "tokens", "types", "segments"
 FEWEST = 2  # choices of an example
@@ -49,7 +46,6 @@ class Choose(FinetuningTask):
     choices: tuple[str, ...] = ("choices",)  # the columns of the choices, or one with a list of them
     label: str = "label"  # the column of the right one, by its number from 0 on or its letter; of several a list
     ranking: bool = False  # whether any number of them is right, and it counts how far ahead the first one comes
-    causal: Annotated[bool, Suppress] = False  # whether the model reads from left to right
     texts: Annotated[int, Suppress] = FEWEST  # the most choices that an example has
 
     @property
@@ -59,10 +55,6 @@ class Choose(FinetuningTask):
     @property
     def of_tokens(self):
         return {f"choice_{name}": Feature((self.texts,)) for name in INPUTS}
-
-    def suited(self, model_config):
-        module = family_of(model_config).module(model_config, Program())
-        return dataclasses.replace(self, causal=isinstance(module, CausalDecoder))
 
     def fitted(self, examples):
         return dataclasses.replace(self, texts=max(len(example.texts) for example in examples))
@@ -117,6 +109,7 @@ class Choose(FinetuningTask):
     def scores(self, model, params, batch, noise=None):
         inputs = {name: _apart(batch[f"choice_{name}"]) for name in INPUTS}  # [rows * choices, length]
         noise, places = _of_choices(noise, self.texts), batch["places"].reshape(-1, 1)
+        inputs |= {"globals": places} if self.marks_globals else {}  # the token at which a row is read
         hidden = hidden_states(model, params, inputs, noise, places)[:, 0]
         scores = apply_head(model, params, CHOICE, hidden, noise).reshape(-1, self.texts)
         is_choice = batch["choice_segments"].any(1)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import shutil
 from types import SimpleNamespace
 
@@ -11,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from transformers.models.longformer import modeling_longformer
 
 from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import stored
 from data_pipelines.tokenizers.training import Training
 from finetune.task import apply_head, hidden_states
+from finetune.tasks.answer import NOTHING, Answer, Question
 from finetune.tasks.classify import Classify, Labelled
 from finetune.training import check_heads, source_model
 from models.attention.patterns.pattern import Pattern
@@ -276,6 +279,19 @@ def test_the_token_at_which_a_longformer_reads_a_row_is_global(family, tokenizer
     rows = task.encode([Labelled("", ("the fox", "a dog"), "no")] * 2, stored.load(tokenizers[1]), LABELS, LENGTH)
     assert ("globals" in rows.columns) == ("globals" in task.spec(Phase(1.0, LENGTH, 2))) == (family == "longformer")
     assert family == "roberta" or rows.columns["globals"].tolist() == [[0], [0]]
+
+
+@pytest.mark.parametrize("question", ["the fox", "the quick brown fox jumps over it"])
+def test_of_a_question_those_tokens_are_global_that_transformers_takes(question, tokenizers):
+    task, made = Answer(max_question_tokens=8).suited(config_of("longformer")), stored.load(tokenizers[1])
+    asked = Question("", "", question, "a corpus of small texts, for tests only", None, NOTHING)
+    rows = task.encode([asked], made, (), 20)
+    assert len(rows) > 1 and rows.columns["globals"].shape[1:] == task.spec(Phase(1.0, 20, 2))["globals"].shape == (9,)
+    for row, (begin, end) in enumerate(itertools.pairwise(rows.starts)):
+        tokens = torch.from_numpy(rows.tokens[None, begin:end])
+        (expected,) = modeling_longformer._compute_global_attention_mask(tokens, made.special["sep"])
+        chosen = rows.columns["globals"][row]
+        assert chosen[chosen >= 0].tolist() == np.flatnonzero(expected).tolist()
 
 
 def test_of_an_electra_a_task_begins_with_the_discriminators_encoder(tokenizers, tmp_path):
