@@ -8,6 +8,7 @@ import numpy as np
 from rich.table import Table
 from tyro.conf import Positional
 
+import finetune.registry  # noqa: F401 (a run's recipe may name a task)
 from data_pipelines.command_line import Place, parse
 from data_pipelines.errors import UserError
 from data_pipelines.progress import busy
