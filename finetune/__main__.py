@@ -8,7 +8,7 @@ from pretrain.__main__ import prepare_program
 USAGE = """python -m finetune COMMAND ...
 
   run TASK --from MODEL --train FILE --dev FILE --workdir DIR   finetune a model, or go on in the same directory; tasks:
-                                                                answer, choose, classify
+                                                                answer, choose, classify, write
   eval RUN --test FILE [--predictions FILE]                     what it answers, and how good that is
   export RUN --to DIR                                           the model with its head, for Hugging Face
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from finetune.rows import Rows, TaskRows, buckets
 from finetune.task import FinetuningTask
 from models.core.parameters import Params
-from pretrain.objectives.objective import Sums
+from pretrain.objectives.objective import Moment, Sums
 from pretrain.training.assembly import Assembly, merge
 from pretrain.training.placement import EVALUATED_TOKENS, jit_on
 from tpu.batches import host_rows, place_rows
@@ -31,11 +31,11 @@ class Predictor:
     """A task's model on a mesh, compiled once for each length of rows.   length: the longest."""
 
     def __init__(self, task: FinetuningTask, assembly: Assembly, mesh: Mesh, length: int):
-        self.task, self.mesh, self.length = task, mesh, length
+        self.task, self.model, self.mesh, self.length = task, assembly.model, mesh, length
 
         def say(params: Params, frozen: Params, batch):
-            outputs = task.scores(assembly.model, merge(params, frozen), batch)
-            return outputs, Sums(task.terms(outputs, batch), task.weights(batch))
+            outputs, terms = task.said(assembly.model, merge(params, frozen), batch, Moment((), train=False))
+            return outputs, Sums(terms, task.weights(batch))
 
         options = small_product_options(mesh, looped=assembly.model.program.depth == "scan")
         self.say = jit_on(mesh, assembly, say, options, out_shardings=replicated(mesh))

@@ -16,7 +16,7 @@ from finetune.rows import buckets
 from finetune.task import FinetuningTask
 from models.families.registry import family_of, name_of
 from pretrain.huggingface.config import config_from, folders
-from pretrain.objectives.objective import Phase, Task
+from pretrain.objectives.objective import Task
 from pretrain.optimizers import Optimizer
 from pretrain.recipe import Recipe
 from pretrain.schedules import Schedule
@@ -70,7 +70,7 @@ def recipe_of(
         objective=tasks[0].objective,
         optimizer=optimizer,
         schedule=schedule,
-        phases=(Phase(1.0, min(length, ends[-1]), batch_size, tasks=tuple(tasks)),),
+        phases=(task.phase(1.0, min(length, ends[-1]), batch_size, tasks=tuple(tasks), **task.sizes),),
         steps=math.ceil(len(train) * epochs / batch_size),
         seed=seed,
     )

@@ -4,7 +4,8 @@ from finetune.task import FinetuningTask
 from finetune.tasks.answer import Answer
 from finetune.tasks.choose import Choose
 from finetune.tasks.classify import Classify
+from finetune.tasks.write import Write
 from pretrain.recipe import OBJECTIVES
 
-TASKS: dict[str, type[FinetuningTask]] = {"answer": Answer, "choose": Choose, "classify": Classify}
+TASKS: dict[str, type[FinetuningTask]] = {"answer": Answer, "choose": Choose, "classify": Classify, "write": Write}
 OBJECTIVES.update(TASKS)  # so that a run's recipe can be read wherever this is imported

@@ -63,10 +63,10 @@ def evaluate(options: Evaluation) -> tuple[FinetuningTask, dict[str, float], lis
         )
     before = [of for of in read_metrics(RunDirectory(options.run), "eval") if of["step"] <= opened.step]
     task = task.chosen(before[-1] if before else {})
-    examples, labels = task.read(options.test, is_labelled=False), opened.config.labels
+    examples, labels = task.read(options.test, is_labelled=False), getattr(opened.config, "labels", ())
     task = task.fitted(examples)
     length = max(phase.length for phase in opened.recipe.phases)
-    of = Development(examples, task.encode(examples, opened.tokenizer, labels, length), labels)
+    of = Development(examples, task.encode(examples, opened.tokenizer, labels, length), labels, opened.tokenizer)
     predictor = Predictor(task, opened.run.assembly, opened.mesh, length)
     lacking = [example.where for example in examples if example.label is None]
     if lacking and (len(lacking) < len(examples) or options.predictions is None):

@@ -108,7 +108,8 @@ def finetune(task: FinetuningTask, options: Run, stop: Any = None) -> int:
     train, dev = task.read(options.train), task.read(options.dev)
     task, labels = task.fitted([*train, *dev]), task.labels_of(train)
     rows = {split: task.encode(of, made, labels, options.length) for split, of in (("train", train), ("heldout", dev))}
-    model = with_labels(options.source, config, labels)
+    has_head = any(isinstance(asked, str) for asked in task.asks)
+    model = with_labels(options.source, config, labels) if has_head else config
     optimizer, schedule = Optimizer(decay=options.decay), Schedule(peak=options.peak, warmup=options.warmup)
     lengths = [rows[split].lengths for split in ("train", "heldout")]
     of = (options.length, options.batch_size, options.epochs, optimizer, schedule, options.seed)
@@ -118,7 +119,7 @@ def finetune(task: FinetuningTask, options: Run, stop: Any = None) -> int:
         run_directory.check_writable(options.workdir)
         stored.save(made, Path(folder))
         data = {"": TaskData(rows, str(options.train), Path(folder), model.vocab_size)}
-        sets = {"": Development(dev, rows["heldout"], labels)}
+        sets = {"": Development(dev, rows["heldout"], labels, made)}
         evaluators = lambda stages, corpora, examples: DevelopmentSets(sets, stages)
         from pretrain.training.run import run_on
 
