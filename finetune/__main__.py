@@ -8,7 +8,7 @@ from pretrain.__main__ import prepare_program
 USAGE = """python -m finetune COMMAND ...
 
   run TASK --from MODEL --train FILE --dev FILE --workdir DIR   finetune a model, or go on in the same directory; tasks:
-                                                                answer, choose, classify, tag
+                                                                answer, choose, classify, tag, write
   several --from MODEL --tasks DIR --workdir DIR                the same on several tasks at once
   suite MODEL --tasks DIR --out FILE.md                         its scores on each task of a folder, over several seeds
   eval RUN --test FILE [--predictions FILE]                     what it answers, and how good that is

@@ -3,20 +3,23 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from data_pipelines.tokenizers.made import Made
 from finetune.predict import Predictor
 from finetune.rows import Rows
 from finetune.task import Examples, FinetuningTask
 from models.core.parameters import Params
 from pretrain.recipe import group_of
+from pretrain.training.assembly import merge
 from pretrain.training.placement import Stage
 
 
 class Development(NamedTuple):
-    """What a task is evaluated on.   examples, rows: of --dev."""
+    """What a task is evaluated on.   examples, rows: of --dev.   made: of the model."""
 
     examples: Examples
     rows: Rows
     labels: Sequence[str]
+    made: Made
 
 
 class DevelopmentSets:
@@ -55,7 +58,8 @@ def figures_of(
     tell: is told how many further rows are done.
     """
     said = predictor(params, frozen, of.rows, tell)
-    answers = task.answers(of.examples, of.rows, said.outputs, of.labels)
+    generated = task.generated(predictor.model, merge(params, frozen), predictor.mesh, of.rows, of.made)
+    answers = task.answers(of.examples, of.rows, {**said.outputs, **generated}, of.labels)
     if any(example.label is None for example in of.examples):
         return {}, answers
     factors, (terms, weights) = task.coefficients(0), said.sums

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import logging
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +11,10 @@ from typing import Any, NamedTuple
 from data_pipelines.errors import UserError
 
 FORMS = {".tsv": "tab", ".csv": "comma", ".jsonl": "json", ".json": "json", ".ndjson": "json", ".parquet": "parquet"}
+
+
+Told = defaultdict[str, list[str]]  # what there is to say of examples -> where they are
+log = logging.getLogger(__name__)
 
 
 class Record(NamedTuple):
@@ -38,6 +44,12 @@ def records(file: Path, columns: Sequence[str]) -> list[Record]:
     if not found:
         raise UserError(f"{file}: has no record; give another file")
     return found
+
+
+def tell(told: Told) -> None:
+    """Say it, once each, with how many there are and where the first one is."""
+    for what, wheres in told.items():
+        log.warning("%s: %s, the first of %s", what, f"{len(wheres):,}", wheres[0])
 
 
 def with_errors(file: Path, read: Iterator) -> Iterator:

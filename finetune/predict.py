@@ -11,7 +11,7 @@ from finetune.rows import Rows, TaskRows, buckets
 from finetune.task import FinetuningTask
 from models.core.parameters import Params
 from pretrain.lora import merged
-from pretrain.objectives.objective import Sums
+from pretrain.objectives.objective import Moment, Sums
 from pretrain.training.assembly import Assembly, merge
 from pretrain.training.placement import EVALUATED_TOKENS, jit_on
 from tpu.batches import host_rows, place_rows
@@ -32,11 +32,12 @@ class Predictor:
     """A task's model on a mesh, compiled once for each length of rows.   length: the longest."""
 
     def __init__(self, task: FinetuningTask, assembly: Assembly, mesh: Mesh, length: int):
-        self.task, self.mesh, self.length = task, mesh, length
+        self.task, self.model, self.mesh, self.length = task, assembly.model, mesh, length
 
         def say(params: Params, frozen: Params, batch):
-            outputs = task.scores(assembly.model, merged(merge(params, frozen)), batch)
-            return outputs, Sums(task.terms(outputs, batch), task.weights(batch))
+            whole = merged(merge(params, frozen))
+            outputs, terms = task.said(assembly.model, whole, batch, Moment((), train=False))
+            return outputs, Sums(terms, task.weights(batch))
 
         options = small_product_options(mesh, looped=assembly.model.program.depth == "scan")
         self.say = jit_on(mesh, assembly, say, options, out_shardings=replicated(mesh))

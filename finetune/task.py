@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 import flax.linen as nn
 from jax import Array
+from jax.sharding import Mesh
 from tyro.conf import Suppress
 
 from data_pipelines.tokenizers.made import Made
@@ -18,7 +19,7 @@ from models.core.noise import site
 from models.core.parameters import Noise, Params
 from models.core.program import Program
 from models.families.registry import family_of
-from pretrain.objectives.objective import Batch, Objective, Spec, Term, inputs_of
+from pretrain.objectives.objective import Batch, Moment, Objective, Spec, Term, inputs_of
 from pretrain.objectives.protocols import CausalDecoder
 
 HEAD = 1 << 16  # the site of a head's noise, apart from those of a trunk
@@ -31,12 +32,13 @@ class FinetuningTask(Objective):
     """Base of tasks, one a file in finetune/tasks/. Their fields say how files are read, and the loss.
 
     columns, of_tokens: what a batch has of each row, and of each token, beside the tokens.   texts: that a model reads
-    of each row.
+    of each row.   sizes: further fields of its phase.
     """
 
     columns: ClassVar[Spec] = {}
     of_tokens: ClassVar[Spec] = {}
     texts: ClassVar[int] = 1
+    sizes: ClassVar[Mapping[str, int]] = {}
 
     # Rows longer than the first and no longer than the second alone; 0: those of the phase
     bucket: Annotated[tuple[int, int], Suppress] = (0, 0)
@@ -68,13 +70,22 @@ class FinetuningTask(Objective):
     def encode(self, examples: Examples, made: Made, labels: Sequence[str], length: int) -> Rows:
         """Rows of at most so many tokens. UserError, with file and line, for an example that has no such rows."""
 
-    @abc.abstractmethod
     def scores(self, model: nn.Module, params: Params, batch: Batch, noise: Noise = None) -> dict[str, Array]:
         """What the model says of the rows of a batch: name -> [rows, ...]."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def terms(self, outputs: Outputs, batch: Batch) -> dict[str, Term]:
         """The loss of that."""
+        raise NotImplementedError
+
+    def said(self, model: nn.Module, params: Params, batch: Batch, moment: Moment) -> tuple[Outputs, dict[str, Term]]:
+        """Both; a task that has these together has neither of them alone."""
+        outputs = self.scores(model, params, batch, moment.noise)
+        return outputs, self.terms(outputs, batch)
+
+    def generated(self, model: nn.Module, params: Params, mesh: Mesh, rows: Rows, made: Made) -> Outputs:
+        """What a model writes of its own accord: further outputs."""
+        return {}
 
     @abc.abstractmethod
     def answers(self, examples: Examples, rows: Rows, outputs: Outputs, labels: Sequence[str]) -> list[dict[str, Any]]:
@@ -109,7 +120,7 @@ class FinetuningTask(Objective):
         return 0
 
     def loss(self, model, params, batch, carry, moment):
-        return self.terms(self.scores(model, params, batch, moment.noise), batch), carry, {}
+        return self.said(model, params, batch, moment)[1], carry, {}
 
 
 def is_causal(model_config: Any) -> bool:

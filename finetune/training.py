@@ -25,7 +25,7 @@ from models.families.electra import ElectraConfig
 from models.families.registry import FAMILIES, family_of, name_of
 from pretrain.huggingface.config import config_from, folders
 from pretrain.lora import Lora
-from pretrain.objectives.objective import Phase, Task
+from pretrain.objectives.objective import Task
 from pretrain.optimizers import Optimizer
 from pretrain.options import Options
 from pretrain.recipe import Recipe
@@ -159,7 +159,7 @@ def _read(files: Files, config: Any, made: Made, options: Training) -> Read:
     task = task.fitted([*train, *dev])
     labels = task.labels_of(train)
     rows = {split: task.encode(of, made, labels, options.length) for split, of in (("train", train), ("heldout", dev))}
-    return Read(task, rows, Development(dev, rows["heldout"], labels))
+    return Read(task, rows, Development(dev, rows["heldout"], labels, made))
 
 
 def recipe_of(read: Mapping[str, Read], model: Any, options: Training) -> Recipe:
@@ -182,7 +182,7 @@ def recipe_of(read: Mapping[str, Read], model: Any, options: Training) -> Recipe
         objective=tasks[0].objective,
         optimizer=Optimizer(decay=options.decay, layer_decay=options.layer_decay),
         schedule=Schedule(peak=options.peak, warmup=options.warmup),
-        phases=(Phase(1.0, longest, options.batch_size, tasks=tuple(tasks)),),
+        phases=(one.task.phase(1.0, longest, options.batch_size, tasks=tuple(tasks), **one.task.sizes),),
         steps=math.ceil(number * options.epochs / options.batch_size),
         seed=options.seed,
         frozen=frozen if options.lora else options.frozen,

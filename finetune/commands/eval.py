@@ -72,9 +72,10 @@ def evaluate(options: Evaluation) -> tuple[FinetuningTask, dict[str, float], lis
     examples = task.read(options.test, is_labelled=False)
     task = task.fitted(examples)
     begin, end = task.part
-    labels = [label.removeprefix(f"{options.task}/") for label in opened.config.labels[begin : end or None]]
+    all_labels = getattr(opened.config, "labels", ())  # a model that writes has none
+    labels = [label.removeprefix(f"{options.task}/") for label in all_labels[begin : end or None]]
     length = max(phase.length for phase in opened.recipe.phases)
-    of = Development(examples, task.encode(examples, opened.tokenizer, labels, length), labels)
+    of = Development(examples, task.encode(examples, opened.tokenizer, labels, length), labels, opened.tokenizer)
     predictor = Predictor(task, opened.run.assembly, opened.mesh, length)
     lacking = [example.where for example in examples if example.label is None]
     if lacking and (len(lacking) < len(examples) or options.predictions is None):

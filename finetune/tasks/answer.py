@@ -3,8 +3,6 @@
 
 import dataclasses
 import json
-import logging
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -16,7 +14,7 @@ import numpy as np
 from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import Feature
 from finetune import metrics
-from finetune.files import with_errors
+from finetune.files import Told, tell, with_errors
 from finetune.rows import joined
 from finetune.task import FinetuningTask, apply_head, hidden_states
 from finetune.windows import Frame, Text, frame_of, framed, texts_of, windows
@@ -24,9 +22,6 @@ from models.blocks.heads import SPANS
 from models.core.ranges import COUNT, COUNT_OR_NONE, check_ranges
 from pretrain import metrics as texts
 from pretrain.objectives.objective import Term
-
-Told = dict[str, list[str]]  # what there is to say -> where
-log = logging.getLogger(__name__)
 
 NONE = -1  # in place of a token, of a row that has none
 NOTHING = ("",)  # the right answer where the passage has none
@@ -99,18 +94,18 @@ class Answer(FinetuningTask):
 
     def read(self, file, is_labelled=True):
         ((_, content),) = with_errors(file, _content(file))
-        told: Told = defaultdict(list)
+        told = Told(list)
         found = [_question(*of, is_labelled, told) for of in _questions(file, content)]
         if not found:
             raise UserError(f"{file}: has no question; give another file")
-        _tell(told)
+        tell(told)
         return found
 
     def encode(self, examples, made, labels, length):
-        frame, told = frame_of(made, self.causal), defaultdict(list)
+        frame, told = frame_of(made, self.causal), Told(list)
         known = texts_of(made, [text for one in examples for text in (one.text, one.passage)])
         rows = [row for one in enumerate(examples) for row in self._rows(*one, known, frame, length, told)]
-        _tell(told)
+        tell(told)
         columns = {name: np.array([getattr(row, name) for row in rows], np.int32) for name in OF_ROWS}
         if self.marks_globals:
             columns["globals"] = np.full((len(rows), 1 + self.max_question_tokens), NONE, np.int32)
@@ -307,11 +302,6 @@ def nearest(passage: str, answer: str, begin: int) -> int | None:
     before, after = passage.rfind(answer, 0, max(begin, 0) + len(answer)), passage.find(answer, max(begin, 0))
     found = [place for place in (before, after) if place >= 0]
     return min(found, key=lambda place: abs(place - begin), default=None)
-
-
-def _tell(told: Told) -> None:
-    for what, wheres in told.items():
-        log.warning("%s: %s, the first of %s", what, f"{len(wheres):,}", wheres[0])
 
 
 def _tokens_of(one: Question, passage: Text) -> tuple[int, int]:

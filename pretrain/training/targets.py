@@ -3,10 +3,12 @@
 import dataclasses
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import flax.linen as nn
+from jax.sharding import Mesh
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -19,6 +21,7 @@ from data_pipelines.formats.problems import Problems
 from data_pipelines.formats.source import Source
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers.made import Made
+from models.core.parameters import Params
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.next_token_prediction import delimiter
@@ -150,13 +153,27 @@ def begun(
 
 def write(opened: Opened, prompts: Sequence[Sequence[int]], decoding: Decoding, seed: int) -> list[str]:
     """What a model writes after each prompt up to the end of a text, with a progress bar on a terminal."""
-    made, console = opened.tokenizer, Console(stderr=True)
-    stop = ends(made)
-    decoding = dataclasses.replace(decoding, stop=tuple(sorted(stop)))
+    console = Console(stderr=True)
     columns = TextColumn("writing targets"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=len(prompts))
         tell = functools.partial(bar.advance, task)
-        with divided_by(opened.mesh):
-            found = generate(opened.module, opened.params, prompts, decoding, seed, mesh=opened.mesh, tell=tell)
+        return texts_after(opened.module, opened.params, opened.mesh, opened.tokenizer, prompts, decoding, seed, tell)
+
+
+def texts_after(
+    module: nn.Module,
+    params: Params,
+    mesh: Mesh,
+    made: Made,
+    prompts: Sequence[Sequence[int]],
+    decoding: Decoding,
+    seed: int = 0,
+    tell: Callable[[int], object] = lambda texts: None,
+) -> list[str]:
+    """The same of a module, with parameters on a mesh.   tell: as of `generate`."""
+    stop = ends(made)
+    decoding = dataclasses.replace(decoding, stop=tuple(sorted(stop)))
+    with divided_by(mesh):
+        found = generate(module, params, prompts, decoding, seed, mesh=mesh, tell=tell)
     return made.tokenizer.decode_batch([text[:-1] if text[-1] in stop else text for (text,) in found])

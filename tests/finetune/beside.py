@@ -8,13 +8,14 @@ from tests.models.shapes import parameter_shapes
 from tests.pretrain import reference
 
 
-def model_and_parameters(config, heads, folder):
-    """A torch model with these heads whose matrices are large enough that scores differ, and its weights as ours."""
+def model_and_parameters(config, heads, folder, factor=8):
+    """A torch model with these heads, None for those of pretraining, and its weights as ours.   factor: of matrices, so
+    that scores differ."""
     model = reference.torch_model(config, "model", heads=heads)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
-                parameter *= 8
+                parameter *= factor
     return model, _ours(model, config, heads, folder / "model")
 
 

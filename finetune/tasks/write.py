@@ -1,0 +1,160 @@
+"""Text to text: a decoder writes the target of an input, which an encoder has read (Raffel et al. 2020, section 2.4) or
+which stands before it (Radford et al. 2018, section 3.3)."""
+
+import dataclasses
+from typing import Annotated, ClassVar, NamedTuple
+
+import numpy as np
+from tyro.conf import Suppress
+
+from data_pipelines.command_line import unknown
+from data_pipelines.errors import UserError
+from data_pipelines.examples.layout import Feature
+from data_pipelines.examples.next_tokens import delimiter_token
+from data_pipelines.examples.text_to_text import as_batch
+from data_pipelines.text.encoding import Encoder
+from finetune import metrics
+from finetune.files import Record, Told, records, tell
+from finetune.rows import Rows, joined
+from finetune.task import FinetuningTask
+from models.core.program import Program
+from models.core.ranges import COUNT, check_ranges
+from models.families.registry import family_of, name_of
+from pretrain import metrics as texts
+from pretrain.generation.settings import Decoding
+from pretrain.objectives.next_token_prediction import next_token_terms
+from pretrain.objectives.protocols import CausalDecoder, EncoderDecoder
+from pretrain.objectives.sequence_to_sequence import PhaseWithTargets
+from pretrain.training.targets import ends, texts_after
+
+FIGURES = "BLEU", "chrF", "ROUGE-1", "ROUGE-2", "ROUGE-L", "exact_match", "F1"
+PREDICTED = ("targets", "weights")
+
+
+class Pair(NamedTuple):
+    """label: the targets that are right, of which the first is learned; None where the file does not say."""
+
+    where: str
+    text: str
+    label: tuple[str, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Write(FinetuningTask):
+    """A model with a decoder writes the target of each input."""
+
+    phase = PhaseWithTargets
+    predictions: ClassVar = {"lm": PREDICTED}
+
+    input: str = "input"  # the column of inputs
+    target: str = "target"  # of targets; a list of several that are right, of which the first is learned
+    prefix: str = ""  # before each input, as in "translate English to German: "
+    target_length: int = 64  # tokens of a target with its end; what is more is cut
+    metric: str = FIGURES[0]  # by which models are compared
+    bleu_tokenizer: str = "13a"  # as sacrebleu names it: zh for Chinese
+    causal: Annotated[bool, Suppress] = False  # whether the target goes on with its input, by a decoder alone
+
+    def __post_init__(self):
+        check_ranges(self, {"target_length": COUNT}, "--")
+        if self.metric not in FIGURES:
+            raise ValueError(unknown("--metric: there is no", self.metric, FIGURES))
+
+    @property
+    def asks(self):
+        return (CausalDecoder if self.causal else EncoderDecoder,)
+
+    @property
+    def sizes(self):
+        return {"target_length": self.target_length}
+
+    @property
+    def columns(self):
+        if self.causal:
+            return {}
+        of_target = Feature((self.target_length,))
+        arrays = dict.fromkeys(("decoder_tokens", "decoder_segments", "targets"), of_target)
+        return arrays | {"weights": of_target._replace(dtype=np.float32)}
+
+    @property
+    def of_tokens(self):
+        return {"targets": Feature(()), "weights": Feature((), np.float32)} if self.causal else {}
+
+    def suited(self, model_config):
+        module = family_of(model_config).module(model_config, Program())
+        if not isinstance(module, CausalDecoder | EncoderDecoder):
+            raise UserError(f"--from: a model of {name_of(model_config)} writes no texts; take one with a decoder")
+        return dataclasses.replace(self, causal=isinstance(module, CausalDecoder))
+
+    def read(self, file, is_labelled=True):
+        columns = (self.input, *[self.target] * is_labelled)
+        return [self._example(record) for record in records(file, columns)]
+
+    def _example(self, record: Record) -> Pair:
+        given = record.fields.get(self.target)
+        targets = given if isinstance(given, list) else [given] if given is not None else []
+        if given == []:
+            raise UserError(f"{record.where}: its list {self.target} is empty; give a target")
+        label = tuple(map(str, targets)) or None
+        return Pair(record.where, self.prefix + str(record.fields[self.input]), label)
+
+    def encode(self, examples, made, labels, length):
+        room = length - 1 - (self.target_length if self.causal else 0)
+        if room < 1:
+            raise UserError(f"--length {length}: leaves no room for inputs beside --target-length; give more")
+        encoder, told = Encoder(made.tokenizer), Told(list)
+        inputs = encoder.tokens([one.text for one in examples])
+        targets = encoder.tokens([one.label[0] if one.label else "" for one in examples])
+        for one, text, target in zip(examples, inputs, targets, strict=True):
+            if len(text) > room:
+                told[f"inputs with more than {room} tokens, which are cut"].append(one.where)
+            if len(target) >= self.target_length:
+                told["targets with more than --target-length, which are cut"].append(one.where)
+        tell(told)
+        end = made.special["eod" if "eod" in made.special else "sep"]
+        inputs = [text[:room] for text in inputs]
+        targets = [np.append(target[: self.target_length - 1], end) for target in targets]
+        is_known = np.array([one.label is not None for one in examples])
+        if self.causal:
+            return _continued(inputs, targets, is_known, delimiter_token(made.special))
+        return self._encoded(inputs, targets, is_known, end, made.special["pad"])
+
+    def _encoded(self, inputs: list, targets: list, is_known: np.ndarray, end: int, start: int) -> Rows:
+        """Rows that an encoder reads, with those of the decoder."""
+        padded = np.zeros((len(targets), self.target_length), np.int32)
+        for row, target in zip(padded, targets, strict=True):
+            row[: len(target)] = target
+        last = np.array([len(target) - 1 for target in targets])
+        batch = as_batch(np.zeros((len(targets), 1), np.int32), padded, start, (np.zeros_like(last), last))
+        batch["weights"] *= is_known[:, None]
+        tokens = [np.append(text, end) for text in inputs]
+        return joined(tokens, [np.zeros_like(row) for row in tokens], {name: batch[name] for name in self.columns})
+
+    def said(self, model, params, batch, moment):
+        given = model, params, batch, self.predictions, 0.0, moment
+        return {}, next_token_terms(*given) if self.causal else next_token_terms(*given, "decode_targets", None)
+
+    def generated(self, model, params, mesh, rows, made):
+        prompts = [rows.tokens[begin:end] for begin, end in zip(rows.starts, rows.starts[1:], strict=False)]
+        if self.causal:
+            prompts = [row[:size] for row, size in zip(prompts, rows.columns["inputs"], strict=True)]
+        decoding = Decoding(self.target_length, stop=tuple(sorted(ends(made))))
+        return {"texts": texts_after(model, params, mesh, made, [row.tolist() for row in prompts], decoding)}
+
+    def answers(self, examples, rows, outputs, labels):
+        return [{"text": text} for text in outputs["texts"]]
+
+    def figures(self, examples, answers, labels):
+        written, right = [one["text"] for one in answers], [one.label for one in examples]
+        return metrics.with_score(texts.figures(written, right, self.bleu_tokenizer)[0], self.metric)
+
+
+def _continued(inputs: list, targets: list, is_known: np.ndarray, delimiter: int) -> Rows:
+    """Rows of an input, the delimiter and a target, each token with the next one.   The column `inputs`: how many
+    tokens the first two have."""
+    rows = [np.concatenate([text, [delimiter], target]) for text, target in zip(inputs, targets, strict=True)]
+    sizes = np.array([len(text) + 1 for text in inputs])
+    weights = [
+        (np.arange(len(row) - 1) >= size - 1) * known for row, size, known in zip(rows, sizes, is_known, strict=True)
+    ]
+    tokens, following = [row[:-1] for row in rows], {"targets": [row[1:] for row in rows], "weights": weights}
+    return joined(tokens, [np.zeros_like(row) for row in tokens], {"inputs": sizes}, following)
