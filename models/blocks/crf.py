@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.core.family import Head
-from models.core.parameters import Parameter, parameter
+from models.core.parameters import Noise, Parameter, parameter
 from models.core.program import Program
 
 CRF = "crf"  # the name of the head
@@ -33,7 +33,7 @@ class Crf(nn.Module):
     labels: int
 
     @nn.compact
-    def __call__(self, hidden: Array, table: Array) -> Transitions:
+    def __call__(self, hidden: Array, noise: Noise = None) -> Transitions:
         """Whatever hidden is."""
         make = lambda name, *shape: parameter(self, name, nn.initializers.zeros, shape)
         return Transitions(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.blocks.activations import ACTIVATIONS
+from models.blocks.crf import Crf
 from models.blocks.dense import Dense
 from models.blocks.embeddings import padded_vocab
 from models.blocks.norm import Norm
@@ -43,7 +44,7 @@ class WithHeads(nn.Module):
             raise ValueError(f"there is no head {name!r}: this model has {', '.join(read) or 'none'}")
         hidden = self.apply_head(read[name], hidden) if read[name] else hidden
         head = getattr(self, name)
-        return head(hidden, noise) if isinstance(head, TaskHead) else head(hidden, self.embeddings.tokens)
+        return head(hidden, noise) if isinstance(head, TaskHead | Crf) else head(hidden, self.embeddings.tokens)
 
     def token_logits(self, hidden: Array) -> Array:
         """hidden [rows, n, width] -> f32[rows * n, padded vocab]."""

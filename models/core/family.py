@@ -64,6 +64,11 @@ class Head:
     parameters: tuple[Parameter, ...]
     reads: str = ""
 
+    @property
+    def is_nameless(self) -> bool:
+        """Whether its parameters have no place in Hugging Face."""
+        return not any(row.hf for row in self.parameters)
+
 
 def dense_there(config: Any, heads: Collection[str]) -> list[str]:
     """What a class without sparse attention computes otherwise."""
@@ -154,11 +159,12 @@ class Family(NamedTuple):
 
     def heads_with(self, names: Collection[str]) -> tuple[str, ...]:
         """The heads of a model in which these are trained: those of the Hugging Face class that has them and the fewest
-        others; where there is none, these and what they read."""
-        read = {head.reads for head in self.heads if head.name in names} - {""}
-        wanted = {*names} | read
+        others; where there is none, these and what they read. No class has those without a name there."""
+        named = [head for head in self.heads if head.name in names]
+        read, beside = {head.reads for head in named} - {""}, tuple(head.name for head in named if head.is_nameless)
+        wanted = {*names} - {*beside} | read
         classes = [heads for model in self.hf.values() for heads in model.architectures.values()]
-        fitting = (heads for heads in classes if wanted <= {*heads})
+        fitting = ((*heads, *beside) for heads in classes if wanted <= {*heads})
         return min(fitting, key=len, default=(*names, *sorted(read - {*names})))
 
 

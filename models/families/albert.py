@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from models.attention.encoder import EncoderConfig, encoder_family
+from models.blocks.crf import crf_head
 from models.blocks.heads import (
     CHOICE,
     CLASSIFIER,
@@ -129,6 +130,7 @@ FAMILY = encoder_family(
         pair_head("sop_classifier.classifier"),
         task_head(CLASSIFIER, "classifier", reads=POOLER),
         task_head(TAGGER, "classifier"),
+        crf_head(),
         task_head(SPANS, "qa_outputs", features=2, drops=False),
         task_head(CHOICE, "classifier", features=1, reads=POOLER),
     ),

@@ -19,6 +19,7 @@ from jax import Array
 from models.attention.encoder import EncoderConfig, encoder_family
 from models.attention.patterns.pattern import DENSE, Pattern
 from models.blocks.activations import ACTIVATIONS
+from models.blocks.crf import crf_head
 from models.blocks.dense import Dense
 from models.blocks.heads import (
     CHOICE,
@@ -125,6 +126,7 @@ FAMILY = encoder_family(
         pair_head("cls.seq_relationship"),
         task_head(CLASSIFIER, "classifier.out_proj", "classifier.dense", between=None),
         task_head(TAGGER, "classifier"),
+        crf_head(),
         _span_head("qa_classifier"),
         task_head(CHOICE, "classifier", features=1, reads=POOLER),
     ),

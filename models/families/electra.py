@@ -21,6 +21,7 @@ from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.transformer import encode
 from models.blocks.activations import ACTIVATIONS
 from models.blocks.checks import SHARED, TABLES, check_activation, check_sizes
+from models.blocks.crf import crf_head
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings
 from models.blocks.heads import CHOICE, CLASSIFIER, SPANS, TAGGER, TokenHead, task_head
@@ -270,6 +271,7 @@ ENCODER = encoder_family(
     heads=(
         task_head(CLASSIFIER, "classifier.out_proj", "classifier.dense", "gelu"),  # whatever the layers'
         task_head(TAGGER, "classifier"),
+        crf_head(),
         task_head(SPANS, "qa_outputs", features=2, drops=False),
         task_head(CHOICE, "classifier", "sequence_summary.summary", "gelu", features=1, summary=True),
     ),

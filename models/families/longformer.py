@@ -17,6 +17,7 @@ import numpy as np
 from models.attention.encoder import EncoderConfig, encoder_family, encoder_parameters
 from models.attention.global_tokens import GlobalWeights
 from models.attention.patterns.pattern import Pattern, check
+from models.blocks.crf import crf_head
 from models.blocks.heads import CHOICE, CLASSIFIER, POOLER, SPANS, TAGGER, TOKENS, pooler, task_head, token_head
 from models.blocks.tables import OFFSET_POSITIONS, PADDING, dense_parameters
 from models.core.family import Converter
@@ -84,6 +85,7 @@ FAMILY = encoder_family(
         pooler("longformer.pooler.dense"),
         task_head(CLASSIFIER, "classifier.out_proj", "classifier.dense", "tanh"),
         task_head(TAGGER, "classifier"),
+        crf_head(),
         task_head(SPANS, "qa_outputs", features=2, drops=False),
         task_head(CHOICE, "classifier", features=1, reads=POOLER),
     ),

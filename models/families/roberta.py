@@ -10,6 +10,7 @@ from collections.abc import Collection
 from typing import ClassVar
 
 from models.attention.encoder import EncoderConfig, encoder_family
+from models.blocks.crf import crf_head
 from models.blocks.heads import (
     CHOICE,
     CLASSIFIER,
@@ -56,6 +57,7 @@ FAMILY = encoder_family(
         pair_head("pair"),
         task_head(CLASSIFIER, "classifier.out_proj", "classifier.dense", "tanh"),
         task_head(TAGGER, "classifier"),
+        crf_head(),
         task_head(SPANS, "qa_outputs", features=2, drops=False),
         task_head(CHOICE, "classifier", features=1, reads=POOLER),
     ),

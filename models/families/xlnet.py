@@ -19,6 +19,7 @@ from models.attention.mask import Mask, chosen, remembering
 from models.attention.operands import Biases, Types
 from models.attention.relative import RelativeAttention, distance_table, sinusoids
 from models.blocks.checks import check_relative
+from models.blocks.crf import crf_head
 from models.blocks.embeddings import padded_vocab, token_table
 from models.blocks.feed_forward import FeedForward
 from models.blocks.heads import CHOICE, CLASSIFIER, SPANS, TAGGER, WithHeads, task_head, tied_logits
@@ -250,6 +251,7 @@ FAMILY = Family(
     heads=(
         task_head(CLASSIFIER, "logits_proj", "sequence_summary.summary", "tanh", summary=True),
         task_head(TAGGER, "classifier", drops=False),
+        crf_head(),
         task_head(SPANS, "qa_outputs", features=2, drops=False),
         task_head(CHOICE, "logits_proj", "sequence_summary.summary", "tanh", features=1, summary=True),
     ),

@@ -112,12 +112,12 @@ def absent(config, part: str, names: Collection[str]) -> tuple[str, ...]:
 
 def heads_in(config, names: Collection[str]) -> list[str]:
     """The names that are those of heads with a place in Hugging Face."""
-    return [head.name for head in _heads(config, names) if any(row.hf for row in head.parameters)]
+    return [head.name for head in _heads(config, names) if not head.is_nameless]
 
 
 def heads_beside(config, names: Collection[str]) -> list[str]:
     """The names that are those of heads which no class of Hugging Face has."""
-    return [head.name for head in _heads(config, names) if not any(row.hf for row in head.parameters)]
+    return [head.name for head in _heads(config, names) if head.is_nameless]
 
 
 def _heads(config, names: Collection[str]) -> list[Head]:

@@ -19,6 +19,7 @@ from finetune.sentences import NONE, rows_of
 from finetune.tasks.tag import Tag
 from models.blocks.crf import CRF
 from models.blocks.heads import TAGGER
+from models.families.registry import FAMILIES
 from pretrain.huggingface.tensors import tensors
 from pretrain.objectives.objective import Moment
 from pretrain.storage.journal import read_metrics
@@ -128,6 +129,12 @@ def test_a_crf_without_transitions_is_the_softmax_of_first_pieces(tmp_path):
     assert one.max() == other.max() == 1  # of several tasks each has its own labels alone
     assert float(sums[0]) == pytest.approx(float(sums[1]), rel=1e-5)
     assert (tags[0] == tags[1])[batch["words"] != NONE].all()
+
+
+@pytest.mark.parametrize("name", [name for name, of in FAMILIES.items() if TAGGER in {head.name for head in of.heads}])
+def test_a_crf_stands_beside_the_heads_of_each_class_for_tagging(name):
+    family = FAMILIES[name]
+    assert family.heads_with((TAGGER, CRF)) == (*family.heads_with((TAGGER,)), CRF)
 
 
 FORMS = {
