@@ -8,6 +8,7 @@ from finetune.predict import Predictor
 from finetune.rows import Rows
 from finetune.task import Examples, FinetuningTask
 from models.core.parameters import Params
+from pretrain.lora import merged
 from pretrain.recipe import group_of
 from pretrain.training.assembly import merge
 from pretrain.training.placement import Stage
@@ -58,7 +59,7 @@ def figures_of(
     tell: is told how many further rows are done.
     """
     said = predictor(params, frozen, of.rows, tell)
-    generated = task.generated(predictor.model, merge(params, frozen), predictor.mesh, of.rows, of.made)
+    generated = task.generated(predictor.model, merged(merge(params, frozen)), predictor.mesh, of.rows, of.made)
     answers = task.answers(of.examples, of.rows, {**said.outputs, **generated}, of.labels)
     if any(example.label is None for example in of.examples):
         return {}, answers

@@ -113,7 +113,7 @@ def prepared(
 
     stored.save(made, folder)
     data = {name: TaskData(one.rows, str(tasks[name].train), folder, model.vocab_size) for name, one in read.items()}
-    return recipe, data, evaluators, _options(options, epoch, tasks)
+    return recipe, data, evaluators, loop_options(options, epoch, tasks)
 
 
 def source_model(source: Path) -> tuple[Any, Made]:
@@ -190,7 +190,7 @@ def recipe_of(read: Mapping[str, Read], model: Any, options: Training) -> Recipe
     )
 
 
-def _options(options: Training, epoch: int, tasks: Mapping[str, Files]) -> Options:
+def loop_options(options: Training, epoch: int, tasks: Mapping[str, Files]) -> Options:
     """How pretraining's loop is to run it.   epoch: steps of one."""
     known = {field.name for field in dataclasses.fields(Options)}
     shared = [field.name for field in dataclasses.fields(Training) if field.name in known]

@@ -21,6 +21,7 @@ from pretrain.storage.best import best, is_enough, losses
 from pretrain.storage.checkpoints import TrainState
 from pretrain.training.assembly import same_training
 from pretrain.training.data import phase_batches
+from pretrain.training.evaluate import Evaluators
 from pretrain.training.evaluate import figures as figures_of
 from pretrain.training.placement import (
     CHECKPOINT,
@@ -138,7 +139,8 @@ def _compiled(run: Run, step: int) -> Run:
     last = len(run.recipe.phases) - 1
 
     def names(phase):
-        return [TRAIN, EVALUATE] if run.options.eval_every or phase == last else [TRAIN]
+        evaluates = run.evaluators is None and (run.options.eval_every or phase == last)
+        return [TRAIN, EVALUATE] if evaluates else [TRAIN]
 
     wanted = {phase: names(phase) for phase in range(phase_at(run.recipe, step), last + 1)}
     return run._replace(stages=compile_phases(run.stages, wanted, run.journal.say))
@@ -149,7 +151,8 @@ def _enough(run: Run) -> bool:
 
 
 def _evaluator(run: Run, phase: int) -> Evaluator:
-    return run.evaluators(of_phase(run.stages, phase), run.corpora, run.options.eval_examples)
+    made = run.evaluators or Evaluators
+    return made(of_phase(run.stages, phase), run.corpora, run.options.eval_examples)
 
 
 def _save(run: Run, state: TrainState, phase: int, stopped: bool = False) -> None:

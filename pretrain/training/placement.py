@@ -318,11 +318,12 @@ def _placed(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDt
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
 
-def trace(made: list[Stage]) -> None:
-    """Trace their programs, which are not compiled. UserError where a mesh does not divide activations evenly."""
+def trace(made: list[Stage], names: Sequence[str] = (TRAIN, EVALUATE)) -> None:
+    """Trace their programs with these names, which are not compiled. UserError where a mesh does not divide activations
+    evenly."""
     for stage in made:
         with divided_by(stage.mesh):
-            for program in (stage.train, stage.evaluate):
+            for program in (getattr(stage, FIELDS[name]) for name in names):
                 program.run.trace(*program.arguments)
 
 

@@ -32,9 +32,8 @@ from pretrain.storage.run_directory import flat
 from pretrain.training.assembly import parameter_shapes, split_frozen
 from pretrain.training.attention_choice import form_of_pattern, why_plain
 from pretrain.training.data import check_data, said_of_data
-from pretrain.training.evaluate import Evaluators
 from pretrain.training.loop import train
-from pretrain.training.placement import Placed, place, trace
+from pretrain.training.placement import EVALUATE, TRAIN, Placed, place, trace
 from pretrain.training.signals import StopRequest
 from pretrain.training.start import First, Run, begun_from, start
 from tpu.cluster import agree, from_first
@@ -64,13 +63,13 @@ def run_on(
     options: Options,
     warnings: Warnings,
     stop: StopRequest | None = None,
-    evaluators: Callable = Evaluators,
+    evaluators: Callable | None = None,
     before: Placed | None = None,
 ) -> tuple[int, Placed]:
     """The same of what is opened -> (exit status, what the run was placed as).
 
-    evaluators: what evaluates the tasks of a phase, made as `Evaluators` is.   before: what another run in this process
-    was placed as, whose programs are taken where they are the same.
+    evaluators: what evaluates the tasks of a phase in place of `Evaluators`, made as they are.
+    before: what another run in this process was placed as, whose programs are taken where they are the same.
     """
     checked = _checked(recipe, corpora, options)
     _check_memory(checked)
@@ -80,7 +79,7 @@ def run_on(
         placed = place(checked, options, jax.devices(), device_memory())
     begun = begun_from(placed, next(iter(corpora.values())), options)
     doing("tracing the programs")
-    trace(placed.stages)
+    trace(placed.stages, (TRAIN, EVALUATE) if evaluators is None else (TRAIN,))
     with start(placed, corpora, options, begun, warnings, stop or StopRequest(), evaluators) as (whole, first):
         for line in _said(placed, whole, first):
             whole.journal.say(line)

@@ -60,7 +60,7 @@ class Run(NamedTuple):
     stages: list[Stage]
     evaluations: dict[int, dict[str, float]]
     stop: StopRequest
-    evaluators: Callable
+    evaluators: Callable | None
 
 
 class First(NamedTuple):
@@ -83,7 +83,7 @@ def start(
     begun: Begun,
     warnings: Warnings,
     stop: StopRequest,
-    evaluators: Callable,
+    evaluators: Callable | None = None,
 ) -> Iterator[tuple[Run, First]]:
     """In the work directory, which no other run of this machine uses in the context."""
     directory, recipe = RunDirectory(options.workdir), placed.assembly.recipe

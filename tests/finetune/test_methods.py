@@ -10,7 +10,9 @@ import transformers
 
 from finetune.__main__ import main
 from finetune.commands import suite as command
+from finetune.options import Training
 from finetune.tasks.classify import Classify
+from finetune.training import loop_options
 from models.core.parameters import leaves
 from pretrain.objectives.objective import Moment
 from pretrain.storage.journal import read_metrics
@@ -25,7 +27,7 @@ def params_of(workdir):
 
 
 def test_with_lora_a_run_trains_products_and_the_head_and_exports_the_form_of_the_model(begun, tmp_path):
-    assert main(arguments(begun, tmp_path / "run", "--lora", 2, "--epochs", 1)) == 0
+    assert main(arguments(begun, tmp_path / "run", "--length", 16, "--lora", 2, "--epochs", 1)) == 0
     before, after = params_of(begun / "from"), params_of(tmp_path / "run")
     changed = {path for path in after if path in before and not np.array_equal(before[path], after[path])}
     assert changed == {f"layers/attention/{name}/kernel" for name in ("query", "value")} | {
@@ -44,19 +46,18 @@ def test_with_lora_a_run_trains_products_and_the_head_and_exports_the_form_of_th
 
 
 def test_what_is_frozen_stays(begun, tmp_path):
-    assert main(arguments(begun, tmp_path / "run", "--frozen", "embeddings", "layers", "--epochs", 1)) == 0
+    assert (
+        main(arguments(begun, tmp_path / "run", "--length", 16, "--frozen", "embeddings", "layers", "--epochs", 1)) == 0
+    )
     before, after = params_of(begun / "from"), params_of(tmp_path / "run")
     assert all(np.array_equal(before[path], after[path]) for path in after if path in before and "pooler" not in path)
     assert not np.array_equal(before["pooler/kernel"], after["pooler/kernel"])
 
 
-def test_from_scratch_begins_with_other_weights(begun, tmp_path):
-    assert (
-        main(arguments(begun, tmp_path / "run", "--from-scratch", "--frozen", "embeddings", "--epochs", 1, "--seed", 1))
-        == 0
-    )
-    before, after = params_of(begun / "from"), params_of(tmp_path / "run")
-    assert not np.array_equal(before["embeddings/tokens"], after["embeddings/tokens"])
+def test_from_scratch_takes_no_weights(begun, tmp_path):
+    shared = {"source": begun / "from", "workdir": tmp_path}
+    given = [loop_options(Training(**shared, from_scratch=of), 5, {}) for of in (False, True)]
+    assert [one.init_from for one in given] == [str(begun / "from"), None]
 
 
 def test_rows_read_twice_have_half_of_r_drops_loss(monkeypatch):
@@ -83,7 +84,7 @@ def tasks(begun, tmp_path_factory):
     for split in ("train", "dev"):
         lines = (begun / f"{split}.tsv").read_text().replace("\tyes", "\t2.5").replace("\tno", "\t-1.5")
         (folder / f"numbers.{split}.tsv").write_text(lines)
-    shared = {"task": "classify", "text": ["first", "second"], "length": 32, "batch_size": 8, "epochs": 1, "peak": 1e-2}
+    shared = {"task": "classify", "text": ["first", "second"], "length": 16, "batch_size": 8, "epochs": 1, "peak": 1e-2}
     files = {split: str(begun / f"{split}.tsv") for split in ("train", "dev")}
     (folder / "alike.json").write_text(json.dumps(shared | files))
     files = {split: f"numbers.{split}.tsv" for split in ("train", "dev")}
@@ -92,7 +93,7 @@ def tasks(begun, tmp_path_factory):
 
 
 def test_several_tasks_share_a_trunk_and_have_scores_of_their_own(begun, tasks, tmp_path, capsys):
-    size = ["--batch-size", "8", "--length", "32", "--epochs", "2", "--peak", "1e-2"]
+    size = ["--batch-size", "8", "--length", "16", "--epochs", "1", "--peak", "1e-2"]
     places = ["--from", str(begun / "from"), "--tasks", str(tasks), "--workdir", str(tmp_path / "run")]
     assert main(["several", *places, *size]) == 0
     last = read_metrics(RunDirectory(tmp_path / "run"), "eval")[-1]

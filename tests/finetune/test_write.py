@@ -2,6 +2,7 @@
 written after them; files."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -11,15 +12,14 @@ import torch
 from data_pipelines.tokenizers import words
 from data_pipelines.tokenizers.made import Made, special_ids
 from finetune.evaluators import Development, figures_of
+from finetune.options import Training
 from finetune.predict import Said
-from finetune.recipe import recipe_of
 from finetune.registry import TASKS
 from finetune.tasks import write
 from finetune.tasks.write import Pair, Write
+from finetune.training import Read, recipe_of
 from pretrain.objectives.objective import Moment, Sums, Term
-from pretrain.optimizers import Optimizer
 from pretrain.recipe import from_json, to_json
-from pretrain.schedules import Schedule
 from pretrain.training.assembly import model_of
 from tests.finetune import beside
 from tests.pretrain import reference, tiny
@@ -141,7 +141,7 @@ def test_figures_are_of_what_is_written_and_a_phase_has_targets_of_a_length(made
 
     found, answers = figures_of(task, Predictor(), {}, {}, Development(PAIRS[:2], rows, (), made))
     assert (found["loss"], found["exact_match"]) == (2, 50) and answers == [{"text": one} for one in ("e f", "x")]
-    fits = [rows.lengths, rows.lengths], 8, 4, 1.0, Optimizer(), Schedule(peak=1e-3)
+    of = Read(task, {"train": rows, "heldout": rows}, Development(PAIRS[:2], rows, (), made))
     assert TASKS["write"] is Write  # and recipe.json may name it
-    recipe = recipe_of("run", tiny.T5, task, *fits, 0)
+    recipe = recipe_of({"": of}, tiny.T5, Training(source=Path("from"), workdir=Path("run")))
     assert recipe.phases[0].target_length == 4 and from_json(to_json(recipe)) == recipe

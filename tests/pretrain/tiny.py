@@ -122,7 +122,7 @@ def begun(recipe: Recipe, options: Options):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "train", at_once)
-        patch.setattr(runs, "trace", lambda stages: None)
+        patch.setattr(runs, "trace", lambda stages, names: None)
         assert runs.run(recipe, options) == 0
     return found[0]
 
