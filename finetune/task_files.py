@@ -33,7 +33,11 @@ def _read(file: Path) -> dict[str, Any]:
         raise UserError(f"{file}: cannot be read ({error}); give a JSON object") from None
     if not isinstance(fields, dict) or not {"task", *PATHS} <= fields.keys():
         raise UserError(f"{file}: is no task; give an object with task, {', '.join(PATHS)} and options of its run")
-    return fields | {name: str(file.parent / str(fields[name])) for name in PATHS}
+    paths = {name: file.parent / str(fields[name]) for name in PATHS}
+    for name, path in paths.items():  # before the tasks of other files are trained on
+        if not path.is_file():
+            raise UserError(f"{file}: {name} is {path}, which does not exist; give it relative to this file")
+    return fields | {name: str(path) for name, path in paths.items()}
 
 
 def of_task_file(fields: Mapping[str, Any], **options: Any) -> tuple[FinetuningTask, Run]:

@@ -47,7 +47,7 @@ ELSEWHERE = {
     "objective.corruption.span": "test_span_corruption",
     "t5.objective.layout": "test_text_to_text",
     "model.labels": "finetune/test_classify",
-    "lora": "finetune/test_methods",
+    "lora": "test_lora",
 }
 # Patterns, for the fields that they read; `models/attention/patterns` reads them for all families
 SPARSE = [Pattern("bigbird", block=4, random=1), Pattern("longformer", block=4, windows=(8,), dilations=(1,))]

@@ -125,6 +125,20 @@ def test_the_best_so_far_survives_a_restart_and_what_is_no_number_is_none(corpus
         best_steps(directory, "loss")
 
 
+def test_with_patience_a_run_ends_when_the_best_evaluation_is_so_many_before(corpus_path, tmp_path, monkeypatch):
+    toys.register(monkeypatch)
+    seen = []
+    scripted = lambda self, params, frozen, step: {"loss": LOSSES[seen.append(step) or step]}
+    monkeypatch.setattr(evaluate.Evaluators, "__call__", scripted)
+    options = tiny.options(corpus_path, tmp_path, checkpoint_every=4, eval_every=3, patience=2)
+    for _ in range(2):  # the second time it has nothing left to do
+        assert run(toys.recipe(steps=20), options) == 0
+        assert seen == [3, 6, 9, 12] and RunDirectory(tmp_path).checkpoint_steps()[-1] == 12
+    assert "--patience 2: ended" in (tmp_path / "log.txt").read_text()
+    with pytest.raises(UserError, match="--patience 2: compares evaluations, and --eval-every 0 makes one alone"):
+        tiny.options(corpus_path, tmp_path, patience=2)
+
+
 def test_losses_of_the_last_phase_alone_are_compared():
     tasks = (Task("a", SequenceToSequence()), Task("b", SequenceToSequence()))
     first, second = (PhaseWithTargets(0.5, 32, 8, target_length=tiny.TARGET, tasks=of) for of in (tasks, tasks[1:]))
