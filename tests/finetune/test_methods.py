@@ -11,6 +11,7 @@ import transformers
 from finetune.__main__ import main
 from finetune.commands import suite as command
 from finetune.options import Training
+from finetune.tasks import classify
 from finetune.tasks.classify import Classify
 from finetune.training import loop_options
 from models.core.parameters import leaves
@@ -77,6 +78,14 @@ def test_rows_read_twice_have_half_of_r_drops_loss(monkeypatch):
     assert float(found) == pytest.approx(float(wanted), rel=1e-6)
 
 
+def test_one_of_several_tasks_reads_its_part_of_the_scores(monkeypatch):
+    monkeypatch.setattr(classify, "hidden_states", lambda *of: jnp.zeros((2, 1, 4)))
+    monkeypatch.setattr(classify, "apply_head", lambda *of: jnp.arange(10).reshape(2, 5))
+    batch = {"place": jnp.zeros(2, int)}
+    found = [Classify(part=part).scores(None, {}, batch)["logits"].tolist() for part in ((0, 2), (2, 5), (0, 0))]
+    assert found == [[[0, 1], [5, 6]], [[2, 3, 4], [7, 8, 9]], [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]]
+
+
 @pytest.fixture(scope="module")
 def tasks(begun, tmp_path_factory):
     """A folder of two tasks with other labels."""
@@ -84,6 +93,9 @@ def tasks(begun, tmp_path_factory):
     for split in ("train", "dev"):
         lines = (begun / f"{split}.tsv").read_text().replace("\tyes", "\t2.5").replace("\tno", "\t-1.5")
         (folder / f"numbers.{split}.tsv").write_text(lines)
+    lines = (begun / "train.tsv").read_text().splitlines()
+    renamed = [f"{line}{'!' * (number % 2)}" for number, line in enumerate(lines)]  # four labels in place of two
+    (folder / "many.tsv").write_text("\n".join([lines[0], *renamed[1:]]) + "\n")
     shared = {"task": "classify", "text": ["first", "second"], "length": 16, "batch_size": 8, "epochs": 1, "peak": 1e-2}
     files = {split: str(begun / f"{split}.tsv") for split in ("train", "dev")}
     (folder / "alike.json").write_text(json.dumps(shared | files))
@@ -130,3 +142,19 @@ def test_a_suite_that_is_stopped_goes_on_and_compiles_for_all_seeds_once(begun, 
     median = f"{100 * np.median(scores['alike']):.1f}"
     assert f"| alike | accuracy | {median} |" in (tmp_path / "card.md").read_text()
     assert (tmp_path / "card.png").stat().st_size > 1000
+
+
+def test_a_head_for_other_labels_starts_anew_and_one_for_the_same_goes_on(begun, tasks, tmp_path, capsys):
+    one, same, other = tmp_path / "one", tmp_path / "same", tmp_path / "other"
+    short = ["--length", 16, "--epochs", 1, "--peak", 0]
+    assert main(arguments(begun, one, "--length", 16, "--epochs", 1)) == 0
+    assert main(arguments(begun, same, *short, "--from", one)) == 0
+    head = "classifier/scores/kernel"
+    assert np.array_equal(params_of(one)[head], params_of(same)[head])
+    assert main(["export", str(one), "--to", str(tmp_path / "hf")]) == 0
+    for source in (one, tmp_path / "hf"):
+        arguments_of = arguments(begun, other / source.name, *short, "--from", source)
+        files = ["--train", str(tasks / "many.tsv"), "--dev", str(tasks / "many.tsv")]
+        assert main([*arguments_of, *files]) == 0
+        assert "these start anew: classifier/scores/bias, classifier/scores/kernel" in capsys.readouterr().err
+        assert np.array_equal(params_of(one)["pooler/kernel"], params_of(other / source.name)["pooler/kernel"])

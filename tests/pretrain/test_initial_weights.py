@@ -45,7 +45,7 @@ def recorded(function, **more):
 
 jax.jit = recorded
 start.restore = lambda *of, **more: read.append(restore(*of, **more)) or read[-1]
-runs.train, runs.trace = lambda run, state, carried: (state, 0), lambda stages: None
+runs.train, runs.trace = lambda run, state, carried: (state, 0), lambda stages, names: None
 runs.run(tiny.bert(), tiny.options(corpus, workdir, mesh="fsdp=4", init_from=str(source)))
 assert [restored.mesh.size for restored in read] == [1]
 ((_, weights, teachers),) = given
@@ -79,7 +79,17 @@ TOKENS_ALONE = MaskedLanguageModel(next_sentence=False)
 MAKE = (tiny.albert, tiny.bert, tiny.electra, tiny.etc, tiny.transformer_xl, tiny.xlnet)
 RECIPES = {recipe.name: recipe for recipe in (make() for make in MAKE)}
 VALUES = {"vocab_size": 194, "positions": 16, "pattern": Pattern("longformer", block=8, windows=(4,))}
-FREE = {"dropout", "attention_dropout", "init_std", "memory", "pattern", "block", "window"}  # no weight depends on them
+# No weight depends on them
+FREE = {"dropout", "attention_dropout", "init_std", "memory", "pattern", "block", "window", "labels"}
+    "dropout",
+    "attention_dropout",
+    "init_std",
+    "memory",
+    "pattern",
+    "block",
+    "window",
+    "labels",
+}  # no weight depends on them
 FIELDS = [
     (name, path)
     for name, recipe in RECIPES.items()

@@ -149,6 +149,12 @@ def test_losses_of_the_last_phase_alone_are_compared():
     assert bests(two, found, [20, 5, 7]) == {"loss": 20, "a": 5, "b": 20}
 
 
+def test_where_an_evaluation_has_scores_the_highest_is_best():
+    recipe = tiny.t5(phases=(PhaseWithTargets(1.0, 32, 8, target_length=tiny.TARGET),))
+    found = {5: {"loss": 1.0, "score": 0.2}, 10: {"loss": 2.0, "score": 0.7}, 15: {"loss": 3.0, "score": 0.5}}
+    assert best(recipe, {step: losses(recipe, of) for step, of in found.items()}, found) == {"loss": 10}
+
+
 OF_COMMANDS = {
     "eval": [],
     "generate": ["--prompt", "x"],
