@@ -67,8 +67,7 @@ def evaluate(options: Evaluation) -> tuple[FinetuningTask, dict[str, float], lis
         raise UserError(
             f"{options.run}: was not finetuned on a task ({', '.join(TASKS)}); use `python -m pretrain eval`"
         )
-    before = [of for of in read_metrics(RunDirectory(options.run), "eval") if of["step"] <= opened.step]
-    task = task.chosen(before[-1] if before else {})
+    task = task.chosen(figures_by_dev(options.run, opened.step, options.task))
     examples = task.read(options.test, is_labelled=False)
     task = task.fitted(examples)
     begin, end = task.part
@@ -87,3 +86,10 @@ def evaluate(options: Evaluation) -> tuple[FinetuningTask, dict[str, float], lis
         shown = bar.add_task("", total=len(of.rows))
         tell = lambda done: bar.advance(shown, done)
         return task, *figures_of(task, predictor, opened.params, {}, of, tell)
+
+
+def figures_by_dev(run: Path, step: int, task: str) -> dict[str, float]:
+    """Of a run's last evaluation up to a step those of a task, '' where there is one alone."""
+    before = [of for of in read_metrics(RunDirectory(run), "eval") if of["step"] <= step]
+    place, figures = f"{task}/" if task else "", before[-1].items() if before else ()
+    return {name.removeprefix(place): value for name, value in figures if name.startswith(place)}

@@ -2,10 +2,9 @@
 which stands before it (Radford et al. 2018, section 3.3)."""
 
 import dataclasses
-from typing import Annotated, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
-from tyro.conf import Suppress
 
 from data_pipelines.command_line import unknown
 from data_pipelines.errors import UserError
@@ -52,7 +51,6 @@ class Write(FinetuningTask):
     target_length: int = 64  # tokens of a target with its end; what is more is cut
     metric: str = FIGURES[0]  # by which models are compared
     bleu_tokenizer: str = "13a"  # as sacrebleu names it: zh for Chinese
-    causal: Annotated[bool, Suppress] = False  # whether the target goes on with its input, by a decoder alone
 
     def __post_init__(self):
         check_ranges(self, {"target_length": COUNT}, "--")
@@ -83,7 +81,7 @@ class Write(FinetuningTask):
         module = family_of(model_config).module(model_config, Program())
         if not isinstance(module, CausalDecoder | EncoderDecoder):
             raise UserError(f"--from: a model of {name_of(model_config)} writes no texts; take one with a decoder")
-        return dataclasses.replace(self, causal=isinstance(module, CausalDecoder))
+        return super().suited(model_config)
 
     def read(self, file, is_labelled=True):
         columns = (self.input, *[self.target] * is_labelled)
@@ -110,7 +108,9 @@ class Write(FinetuningTask):
             if len(target) >= self.target_length:
                 told["targets with more than --target-length, which are cut"].append(one.where)
         tell(told)
-        end = made.special["eod" if "eod" in made.special else "sep"]
+        if not (ending := [made.special[role] for role in ("eod", "sep") if role in made.special]):
+            raise UserError("--from: its tokenizer has no eod or sep token, which has to end texts; take another")
+        end = ending[0]
         inputs = [text[:room] for text in inputs]
         targets = [np.append(target[: self.target_length - 1], end) for target in targets]
         is_known = np.array([one.label is not None for one in examples])

@@ -15,6 +15,7 @@ from torchmetrics.functional.text import squad
 from data_pipelines.tokenizers import words
 from data_pipelines.tokenizers.made import Made, special_ids
 from finetune.__main__ import main
+from finetune.commands.eval import figures_by_dev
 from finetune.tasks.answer import NOTHING, Answer, Question, best_span, best_threshold
 from models.blocks.heads import SPANS
 from pretrain.storage.journal import read_metrics
@@ -233,6 +234,19 @@ def test_the_best_window_answers_and_none_where_its_score_is_far_above(made):
     assert never.written(found[:1], ".json") == '{"q": "f g"}\n'
     with pytest.raises(Exception, match="several questions have one id; give a file that ends in .jsonl"):
         never.written(found, ".json")
+
+
+def test_what_is_chosen_by_dev_is_of_the_task_and_of_the_last_evaluation_up_to_the_step(tmp_path):
+    given = [
+        (2, {"a/threshold": 1.0, "b/threshold": 2.0, "loss": 9}),
+        (4, {"a/threshold": 3.0}),
+        (6, {"threshold": 4.0}),
+    ]
+    lines = [json.dumps({"kind": "eval", "step": step} | figures) + "\n" for step, figures in given]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    assert figures_by_dev(tmp_path, 3, "b") == {"threshold": 2.0}
+    assert figures_by_dev(tmp_path, 5, "a") == {"threshold": 3.0}
+    assert figures_by_dev(tmp_path, 9, "")["threshold"] == 4 and figures_by_dev(tmp_path, 1, "") == {}
 
 
 TEXTS = [

@@ -69,6 +69,12 @@ def test_an_encoder_reads_inputs_and_a_decoder_targets_with_their_ends(made, cap
     ]
 
 
+def test_a_tokenizer_in_which_nothing_ends_texts_is_an_error(made):
+    without = made._replace(special={"pad": 0})
+    with pytest.raises(Exception, match="--from: its tokenizer has no eod or sep token, which has to end texts"):
+        task_of("t5").encode(PAIRS, without, (), 8)
+
+
 def test_a_decoder_goes_on_after_the_delimiter_and_learns_the_target_alone(made):
     rows, batch = batch_of(task_of("gpt2"), PAIRS, made, 8)
     assert shown(made, batch["tokens"]) == ["abc[Sef--", "b[Sghi---", "lk[S-----"]
