@@ -48,8 +48,7 @@ def crf_head() -> Head:
         return Crf(len(c.labels) or 2)
 
     axes = {"start_bias": (None,), "end_bias": (None,), "kernel": (None, None)}
-    rows = tuple(Parameter(f"{CRF}/{name}", of, {}) for name, of in axes.items())
-    return Head(CRF, module, rows, tells_labels=True)
+    return Head(CRF, module, tuple(Parameter(f"{CRF}/{name}", of, {}) for name, of in axes.items()))
 
 
 def log_likelihood(transitions: Transitions, scores: Array, labels: Array, mask: Array) -> Array:

@@ -170,7 +170,7 @@ def task_head(
 
     rows = dense_parameters(f"{name}/dense", ("width", None), {part: dense}) if dense else []
     scores = dense_parameters(f"{name}/scores", ("width", None), {part: hf})
-    return Head(name, module, (*rows, *scores[: 1 + biased]), reads, tells_labels=features is None)
+    return Head(name, module, (*rows, *scores[: 1 + biased]), reads)
 
 
 def tied_logits(hidden: Array, table: Array, bias: Array, vocab_size: int) -> Array:

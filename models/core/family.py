@@ -57,14 +57,12 @@ class Head:
     name: under which its parameters lie beside the trunk's.   module: (config, program) -> the Flax module, called
     with what it reads and the table of the tokens' embeddings.
     parameters: its rows of the parameter table.   reads: the head whose output it reads; '' for hidden states.
-    tells_labels: whether what it gives is of the config's labels.
     """
 
     name: str
     module: Callable[[Any, Program], nn.Module]
     parameters: tuple[Parameter, ...]
     reads: str = ""
-    tells_labels: bool = False
 
     @property
     def is_nameless(self) -> bool:

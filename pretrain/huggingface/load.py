@@ -54,9 +54,7 @@ def load(
     if start is not None:
         begun = {path: np.array(leaf) for path, leaf in leaves(start())}
     resized, read = _resized(begun, config, config, there), {}  # as there
-    anew = other_labels(there, config)
-    names = {path: name for path, name in counterparts(there, config).items() if path.partition("/")[0] not in anew}
-    given = nest({name: resized[path] for path, name in names.items() if path in begun})
+    given = nest({name: resized[path] for path, name in counterparts(there, config).items() if path in begun})
     for part, folder in folders(source, family_of(there)).items():
         check_vocabulary(folder, tokenizer_path, there, config)
         stored = _Tensors(folder, family_of(there).hf[part])
@@ -68,14 +66,6 @@ def load(
     found = to_target(str(source), dict(leaves(given)), there, config)
     check_heads(source, begun.keys() - found.keys(), (), anew=start is not None)
     return nest(begun | found)
-
-
-def other_labels(source, target) -> set[str]:
-    """The heads of a model of config `target` that tell other labels than one of `source` does, so that they cannot
-    begin as there."""
-    if getattr(source, "labels", ()) == getattr(target, "labels", ()):
-        return set()
-    return {head.name for head in family_of(target).heads if head.tells_labels}
 
 
 def _take(tensor: Tensor, array: np.ndarray, read: dict[tuple, tuple[str, str]], part: str, setting: str) -> None:

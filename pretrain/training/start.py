@@ -17,7 +17,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.progress import busy
 from models.core.parameters import Params, leaves, nest
 from pretrain.huggingface.config import check_same
-from pretrain.huggingface.load import ANEW, check_heads, check_vocabulary, counterparts, load, other_labels, to_target
+from pretrain.huggingface.load import ANEW, check_heads, check_vocabulary, counterparts, load, to_target
 from pretrain.objectives.objective import TEACHERS
 from pretrain.options import Options
 from pretrain.recipe import Recipe, asked
@@ -202,8 +202,7 @@ def _of_run(directory: RunDirectory, config, shapes: Params, corpus: Corpus, sta
     source, recipe = str(directory.path), directory.read_recipe()
     check_same(source, recipe.model, config)
     wanted, there = dict(leaves(shapes)), {row.path for row in table_of(recipe.model, asked(recipe))}
-    anew, names = other_labels(recipe.model, config), counterparts(recipe.model, config).items()
-    begun = {path: name for path, name in names if path in wanted and path.partition("/")[0] not in anew}
+    begun = {path: name for path, name in counterparts(recipe.model, config).items() if path in wanted}
     lacking = [path for path in wanted if begun.get(path) not in there]
     check_heads(source, lacking, there - set(begun.values()), anew=start is not None)
     with local_folder(directory.tokenizer) as tokenizer:
@@ -212,4 +211,4 @@ def _of_run(directory: RunDirectory, config, shapes: Params, corpus: Corpus, sta
     trained = jax.device_get(dict(leaves(restored.whole)))
     found = to_target(source, trained, recipe.model, config)
     params = dict(leaves(start())) if start else {}
-    return jax.device_get(nest(params | {path: array for path, array in found.items() if path in begun}))
+    return jax.device_get(nest(params | {path: array for path, array in found.items() if path in wanted}))

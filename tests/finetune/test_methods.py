@@ -144,7 +144,7 @@ def test_a_suite_that_is_stopped_goes_on_and_compiles_for_all_seeds_once(begun, 
     assert (tmp_path / "card.png").stat().st_size > 1000
 
 
-def test_a_head_for_other_labels_starts_anew_and_one_for_the_same_goes_on(begun, tasks, tmp_path, capsys):
+def test_a_head_for_other_labels_starts_anew_and_one_for_the_same_goes_on(begun, tasks, tmp_path, caplog):
     one, same, other = tmp_path / "one", tmp_path / "same", tmp_path / "other"
     short = ["--length", 16, "--epochs", 1, "--peak", 0]
     assert main(arguments(begun, one, "--length", 16, "--epochs", 1)) == 0
@@ -156,5 +156,6 @@ def test_a_head_for_other_labels_starts_anew_and_one_for_the_same_goes_on(begun,
         arguments_of = arguments(begun, other / source.name, *short, "--from", source)
         files = ["--train", str(tasks / "many.tsv"), "--dev", str(tasks / "many.tsv")]
         assert main([*arguments_of, *files]) == 0
-        assert "these start anew: classifier/scores/bias, classifier/scores/kernel" in capsys.readouterr().err
+        assert "these start anew: classifier/scores/bias, classifier/scores/kernel" in caplog.text
+        caplog.clear()
         assert np.array_equal(params_of(one)["pooler/kernel"], params_of(other / source.name)["pooler/kernel"])

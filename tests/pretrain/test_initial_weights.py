@@ -81,15 +81,6 @@ RECIPES = {recipe.name: recipe for recipe in (make() for make in MAKE)}
 VALUES = {"vocab_size": 194, "positions": 16, "pattern": Pattern("longformer", block=8, windows=(4,))}
 # No weight depends on them
 FREE = {"dropout", "attention_dropout", "init_std", "memory", "pattern", "block", "window", "labels"}
-    "dropout",
-    "attention_dropout",
-    "init_std",
-    "memory",
-    "pattern",
-    "block",
-    "window",
-    "labels",
-}  # no weight depends on them
 FIELDS = [
     (name, path)
     for name, recipe in RECIPES.items()
