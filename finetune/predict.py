@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from finetune.patterns import shortest
 from finetune.rows import Rows, TaskRows, buckets
 from finetune.task import FinetuningTask
 from models.core.parameters import Params
@@ -33,6 +34,7 @@ class Predictor:
 
     def __init__(self, task: FinetuningTask, assembly: Assembly, mesh: Mesh, length: int):
         self.task, self.model, self.mesh, self.length = task, assembly.model, mesh, length
+        self.shortest = shortest(assembly.recipe.model, length)
 
         def say(params: Params, frozen: Params, batch):
             whole = merged(merge(params, frozen))
@@ -47,7 +49,7 @@ class Predictor:
     ) -> Said:
         """tell: is told how many rows are done."""
         lengths, parts, above = rows.lengths, [], 0
-        for length in buckets(np.minimum(lengths, self.length)):
+        for length in buckets(np.clip(lengths, self.shortest, self.length)):
             which = np.flatnonzero((lengths > above) & (lengths <= length))
             layout = self.task.layout(above, length)
             size, above = self._rows_together(len(which), layout.tokens), length

@@ -17,6 +17,7 @@ from data_pipelines.tokenizers import stored
 from data_pipelines.tokenizers.made import Made
 from finetune.evaluators import Development, DevelopmentSets
 from finetune.options import Training
+from finetune.patterns import served, shortest
 from finetune.rows import Rows, TaskData, buckets
 from finetune.task import FinetuningTask, is_causal
 from finetune.texts import ending
@@ -102,6 +103,7 @@ def prepared(
             part = len(labels), len(labels) + len(one.dev.labels)
             read[name] = one._replace(task=dataclasses.replace(one.task, part=part))
         labels += [f"{name}/{label}" if name else label for label in one.dev.labels]
+    config = served(config, max(buckets(rows.lengths)[-1] for one in read.values() for rows in one.rows.values()))
     model = dataclasses.replace(config, labels=tuple(labels)) if hasattr(config, "labels") else config
     recipe = recipe_of(read, model, options)
     epoch = max(1, -(-sum(one.number for one in read.values()) // options.batch_size))
@@ -167,7 +169,8 @@ def recipe_of(read: Mapping[str, Read], model: Any, options: Training) -> Recipe
     tasks, longest, number = [], 0, sum(one.number for one in read.values())
     for name, one in read.items():
         lengths = one.rows["train"].lengths
-        ends = buckets(np.concatenate([lengths, one.rows["heldout"].lengths]))
+        both = np.concatenate([lengths, one.rows["heldout"].lengths])
+        ends = buckets(np.maximum(both, shortest(model, both.max())))
         longest = max(longest, ends[-1])
         for above, end in zip([0, *ends], ends, strict=False):
             rows = int(((lengths > above) & (lengths <= end)).sum())

@@ -62,6 +62,11 @@ _ATTENTION = Converter(
 )
 
 
+def dense_up_to(pattern: Pattern) -> int:
+    """The longest row on which transformers' BigBird has dense attention, in tokens."""
+    return (5 + 2 * pattern.random) * pattern.block
+
+
 def _otherwise(config: BigBirdConfig, heads: Collection[str]) -> list[str]:
     """What transformers' BigBird computes otherwise."""
     pattern, found = config.pattern, []
@@ -74,7 +79,7 @@ def _otherwise(config: BigBirdConfig, heads: Collection[str]) -> list[str]:
             "other blocks are drawn in training (by NumPy, seeded with the layer's number), and in evaluation the "
             "first block stands for each drawn one"
         ]
-    return [*found, f"rows of up to {(5 + 2 * pattern.random) * pattern.block} tokens have dense attention"]
+    return [*found, f"rows of up to {dense_up_to(pattern)} tokens have dense attention"]
 
 
 class SpanHead(TaskHead):

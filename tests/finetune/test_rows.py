@@ -1,5 +1,6 @@
 """Rows in memory: their lengths in buckets, and what a batch has of them."""
 
+import dataclasses
 import itertools
 import json
 
@@ -13,8 +14,14 @@ from data_pipelines.batches import make_examples
 from data_pipelines.examples.layout import Feature
 from data_pipelines.tokenizers.made import Made
 from finetune.files import records
+from finetune.patterns import served, shortest
 from finetune.rows import TaskRows, buckets, joined
 from finetune.texts import encoded, ending
+from models.attention.patterns.pattern import Pattern
+from models.families.bert import BertConfig
+from models.families.bigbird import BigBirdConfig
+from models.families.longformer import LongformerConfig
+from models.families.xlnet import XLNetConfig
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -77,3 +84,17 @@ def test_records_of_each_kind_of_file_are_the_same(tmp_path):
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     for name in ("a.tsv", "a.csv", "a.jsonl", "a.parquet"):
         assert [record.fields for record in records(tmp_path / name, ["text", "label"])] == rows
+
+
+def test_a_pattern_serves_rows_that_are_short_for_it():
+    def sparse(name, block, kind):
+        return kind(pattern=Pattern(name, block=block))
+
+    bigbird, longformer = sparse("bigbird", 16, BigBirdConfig), sparse("longformer", 128, LongformerConfig)
+    assert served(bigbird, 176).pattern.name == "dense"  # as transformers' up to 11 blocks
+    assert served(bigbird, 184) == bigbird and shortest(bigbird, 184) == 120  # 8 blocks
+    short = served(longformer, 40)
+    assert short == dataclasses.replace(longformer, pattern=Pattern("longformer", block=40))
+    assert shortest(short, 40) == 40 and shortest(longformer, 200) == 128
+    for config in (BertConfig(), XLNetConfig()):
+        assert served(config, 8) == config and shortest(config, 64) == 8
