@@ -24,6 +24,7 @@ PARAMETER_AXES: Mapping[str, tuple[str, ...]] = {
     "embedding": (),
     "position": (),
     "type": (),
+    "label": (),
     "width": ("fsdp",),
     "heads": ("tensor",),
     "feed_forward": ("tensor",),

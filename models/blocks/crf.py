@@ -47,7 +47,7 @@ def crf_head() -> Head:
     def module(c: Any, program: Program) -> Crf:
         return Crf(len(c.labels) or 2)
 
-    axes = {"start_bias": (None,), "end_bias": (None,), "kernel": (None, None)}
+    axes = {"start_bias": ("label",), "end_bias": ("label",), "kernel": ("label", "label")}
     return Head(CRF, module, tuple(Parameter(f"{CRF}/{name}", of, {}) for name, of in axes.items()))
 
 

@@ -169,7 +169,8 @@ def task_head(
         return TaskHead(features or len(c.labels) or 2, activation, biased, *rates, c.init_std, program.compute)
 
     rows = dense_parameters(f"{name}/dense", ("width", None), {part: dense}) if dense else []
-    scores = dense_parameters(f"{name}/scores", ("width", None), {part: hf})
+    of_score = "label" if features is None else None
+    scores = dense_parameters(f"{name}/scores", ("width", of_score), {part: hf})
     return Head(name, module, (*rows, *scores[: 1 + biased]), reads)
 
 

@@ -4,7 +4,7 @@ rows for more tokens are the mean of its."""
 
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 
@@ -26,7 +26,7 @@ LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bi
 # Constants that old transformers stored
 BUFFERS = ("position_ids", "token_type_ids", ".attn.bias", ".attn.masked_bias", "pos_encoding")
 ANEW = "start them anew with --init-heads-anew"
-POSITION, TOKEN = "position", "vocab"  # the axes of what has a row for each position or token
+POSITION, TOKEN, LABEL = "position", "vocab", "label"  # the axes of what has a row for each
 
 log = logging.getLogger(__name__)
 
@@ -229,11 +229,24 @@ def _check_layers(stored: _Tensors, wanted: Collection[str], known: Collection[s
 
 def counterparts(source, target) -> dict[str, str]:
     """Path of a parameter of a model of config `target` -> of that which it begins as in one of `source`; of those that
-    have one."""
-    there = {parameter.path for parameter in family_of(source).every_parameter(source)}
+    have one. Scores of labels have one where the source knows these."""
+    known = labels_of(source) == labels_of(target) or label_places(labels_of(source), labels_of(target)) is not None
+    there = {row.path for row in family_of(source).every_parameter(source) if known or LABEL not in row.axes}
     names = renamed(source, target)
     begun = {p.path: names.get(p.path, p.path) for p in family_of(target).every_parameter(target)}
     return {path: name for path, name in begun.items() if name in there}
+
+
+def labels_of(config) -> tuple[str, ...]:
+    return getattr(config, "labels", ())
+
+
+def label_places(before: Sequence[str], after: Sequence[str]) -> list[int] | None:
+    """Where labels are among others, which may be of several tasks (TASK/LABEL); None where they are not there, or more
+    than one task has them."""
+    tasks = dict.fromkeys(["", *(f"{label.partition('/')[0]}/" for label in before)])
+    having = [task for task in tasks if after and {task + label for label in after} <= {*before}]
+    return [before.index(having[0] + label) for label in after] if len(having) == 1 else None
 
 
 def to_target(setting: str, params: Mapping[str, np.ndarray], source, target) -> dict[str, np.ndarray]:
@@ -274,9 +287,11 @@ def other_pattern(source, target) -> str:
 
 def _resized(params: Mapping[str, np.ndarray], target, before, after) -> dict[str, np.ndarray]:
     """Parameters by their paths in a model of config `target`, with the positions and tokens of config `before`, with
-    those of `after`: without the last ones, or with the first positions again, and tokens that are the others' mean."""
+    those of `after`: without the last ones, or with the first positions again, and tokens that are the others' mean;
+    and with its labels, those of `before` where that knows them, else any of so many."""
     axes = {parameter.path: parameter.axes for parameter in family_of(target).every_parameter(target)}
     positions, resized = getattr(after, "positions", None), {}
+    places, any_places = label_places(labels_of(before), labels_of(after)), np.arange(len(labels_of(after)) or 2)
     for path, array in params.items():
         if path not in axes:  # a product beside a matrix
             resized[path] = array
@@ -284,6 +299,8 @@ def _resized(params: Mapping[str, np.ndarray], target, before, after) -> dict[st
         if POSITION in axes[path] and positions is not None:
             axis = axes[path].index(POSITION)
             array = np.take(array, np.arange(positions) % array.shape[axis], axis)
+        for axis in (axis for axis, name in enumerate(axes[path]) if name == LABEL):
+            array = np.take(array, any_places % array.shape[axis] if places is None else places, axis)
         if TOKEN in axes[path] and before.vocab_size != after.vocab_size:
             array = _of_tokens(array, axes[path].index(TOKEN), before.vocab_size, after.vocab_size)
         resized[path] = array

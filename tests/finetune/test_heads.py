@@ -313,6 +313,28 @@ def test_of_an_electra_a_task_begins_with_the_discriminators_encoder(tokenizers,
         assert tiny.equal(found, without_padding(of_run, config)) and all((one == 1).all() for one in of_head.values())
 
 
+@pytest.mark.parametrize(
+    ("labels", "places"),
+    [(("yes", "no"), [1, 0]), (("perhaps", "no"), None), (("score",), [2]), (("near", "far"), None), ((), None)],
+)
+def test_scores_go_on_by_the_names_of_labels_that_the_source_knows(labels, places, tokenizers, tmp_path):
+    known = ("no", "yes", "stars/score", "one/near", "one/far", "two/near", "two/far")
+    before, after = (dataclasses.replace(config_of("bert"), labels=of) for of in (known, labels))
+    draw = lambda leaf: np.random.default_rng(leaf.size).normal(size=leaf.shape).astype(np.float32)
+    params = jax.tree.map(draw, parameter_shapes(before, (TAGGER,)))
+    found = to_target("a run", dict(leaves(params)), before, after)
+    export(params, before, tokenizers[0], tmp_path)
+    shapes = parameter_shapes(after, (TAGGER,))
+    start = lambda: jax.tree.map(lambda of: np.ones(of.shape, np.float32), shapes)
+    of_folder = load(tmp_path, after, shapes, tokenizers[0], start)[TAGGER]["scores"]
+    for name, array in params[TAGGER]["scores"].items():
+        if places is None:
+            assert f"{TAGGER}/scores/{name}" not in found and (of_folder[name] == 1).all()
+        else:
+            np.testing.assert_array_equal(found[f"{TAGGER}/scores/{name}"], array[..., places])
+            np.testing.assert_array_equal(of_folder[name], array[..., places])
+
+
 @pytest.mark.parametrize(("family", "said"), [("gpt", "for tasks are classifier"), ("t5", "it has none for tasks")])
 def test_a_head_that_a_model_has_not_is_said_with_those_that_it_has(family, said):
     with pytest.raises(UserError, match=f"--from here: {family} has no head 'spans'.*{said}; take another model"):
