@@ -16,7 +16,7 @@ SQUARE = 1e-30  # added to squares of gradients, by Adafactor; as of the next th
 SMALLEST = 1e-3  # root mean square of parameters, at least, to which steps are in proportion
 DECAY = 0.8  # after t steps the mean of squares keeps 1 - t ** -DECAY
 CLIP = 1.0  # root mean square of a direction, at most
-BELOW = {"vocab", "position", "type", "embedding"}  # axes of what lies below the first layer
+BELOW = {"embeddings", "tokens", "project", "start"}  # names in paths of what lies below the first layer
 RANGES = {
     "layer_decay": SHARE,
     "b1": RATE,
@@ -144,7 +144,7 @@ def _scale_by_depth(table: list[Parameter], decay: float) -> optax.GradientTrans
             if path in stacked:
                 factors = decay ** jnp.arange(len(direction), 0, -1, dtype=jnp.float32)
                 return direction * factors.reshape(-1, *(1,) * (direction.ndim - 1))
-            return direction * decay ** (depth + 1) if BELOW & {*of_path[path].axes} else direction
+            return direction * decay ** (depth + 1) if BELOW & {*path.split("/")} else direction
 
         return nest({path: scaled(path, direction) for path, direction in flat.items()}), state
 

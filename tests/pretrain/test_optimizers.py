@@ -13,6 +13,8 @@ from transformers.optimization import Adafactor
 from models.core.parameters import LAYERS, decays, leaves, nest
 from models.families.bert import FAMILY as BERT
 from models.families.electra import FAMILY as ELECTRA
+from models.families.registry import FAMILIES
+from pretrain import optimizers
 from pretrain.optimizers import Optimizer, clip, transformation
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny
@@ -179,3 +181,14 @@ def test_every_field_changes_the_update(field):  # but clip, above
     start = Optimizer(epsilon=0.1, decay=0.5)
     changed = replaced(start, field, other(f"optimizer.{field}", getattr(start, field)))
     assert not tiny.equal(update_of(start), update_of(changed))
+
+
+@pytest.mark.parametrize(
+    "family, below, above", [("albert", "project/bias", "predictions/bias"), ("mt5", "tokens", "lm_head")]
+)
+def test_what_lies_below_the_layers_is_not_what_reads_them(family, below, above):
+    table = FAMILIES[family].every_parameter(FAMILIES[family].sizes["tiny"])
+    ones = nest({row.path: np.ones([2] * len(row.axes), np.float32) for row in table})
+    factors, _ = optimizers._scale_by_depth(table, 0.5).update(ones, None, None)
+    factors = dict(leaves(factors))
+    assert (factors[below] == 0.125).all() and (factors[above] == 1).all()
