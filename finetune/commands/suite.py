@@ -14,6 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tyro.conf import Positional
 
 from data_pipelines.command_line import Place, parse
+from data_pipelines.errors import UserError
+from finetune.task import FinetuningTask
 from finetune.task_files import of_task_file, task_files
 from finetune.training import Files, Programs, finetune
 from models.core.ranges import COUNT
@@ -23,7 +25,7 @@ from pretrain.options import check_options
 from pretrain.storage.best import SCORE
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory, write_whole
-from pretrain.training.signals import StopRequest, stop_request
+from pretrain.training.signals import EXIT_STOPPED, StopRequest, stop_request
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,8 @@ class Suite:
 
     def __post_init__(self):
         check_options(self, {"seeds": COUNT})
+        if self.out.suffix != ".md":
+            raise UserError(f"--out {self.out}: is a table in Markdown; give a name that ends in .md")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -63,12 +67,12 @@ def main(arguments: Sequence[str]) -> int:
                 bar.update(shown, description=f"{name}, seed {seed}")
                 found = score(options, name, fields, seed, stop, programs)
                 if found is None:
-                    return 75
+                    return EXIT_STOPPED
                 scores.setdefault(name, []).append(found)
                 bar.advance(shown)
     with writing(options.out):
         write_whole(options.out.with_suffix(".json"), json.dumps(scores, indent=1) + "\n")
-        metrics = {name: metric_of(options, name) for name in tasks}
+        metrics = {name: metric_of(options, name, task) for name, task in tasks.items()}
         write_whole(options.out, card(options, scores, metrics))
     picture(scores, options.out.with_suffix(".png"), f"{options.run}{' from scratch' * options.from_scratch}")
     print(options.out.read_text("utf-8"), end="")
@@ -106,11 +110,10 @@ def quiet():
         logger.setLevel(before)
 
 
-def metric_of(options: Suite, name: str) -> str:
-    """The name of the figure that is the score."""
-    last = read_metrics(RunDirectory(workdir(options, name, 0)), "eval")[-1]
-    others = [figure for figure, value in last.items() if value == last[SCORE] and figure not in (SCORE, "step")]
-    return others[0] if others else SCORE
+def metric_of(options: Suite, name: str, task: FinetuningTask) -> str:
+    """The name of the figure that is the score, as of `with_score`."""
+    figures = [*read_metrics(RunDirectory(workdir(options, name, 0)), "eval")[-1]]
+    return getattr(task, "metric", "") or figures[figures.index(SCORE) + 1]
 
 
 def card(options: Suite, scores: Mapping[str, Sequence[float]], metrics: Mapping[str, str]) -> str:

@@ -23,7 +23,7 @@ from pretrain import metrics as texts
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.next_token_prediction import next_token_terms
 from pretrain.objectives.protocols import CausalDecoder, EncoderDecoder
-from pretrain.objectives.sequence_to_sequence import PhaseWithTargets
+from pretrain.objectives.sequence_to_sequence import PhaseWithTargets, check_start
 from pretrain.training.targets import ends, texts_after
 
 FIGURES = "BLEU", "chrF", "ROUGE-1", "ROUGE-2", "ROUGE-L", "exact_match", "F1"
@@ -82,6 +82,10 @@ class Write(FinetuningTask):
         if not isinstance(module, CausalDecoder | EncoderDecoder):
             raise UserError(f"--from: a model of {name_of(model_config)} writes no texts; take one with a decoder")
         return super().suited(model_config)
+
+    def check(self, model_config, corpus, phase):
+        if not self.causal:
+            check_start(model_config, corpus)
 
     def read(self, file, is_labelled=True):
         columns = (self.input, *[self.target] * is_labelled)
@@ -145,7 +149,8 @@ class Write(FinetuningTask):
 
     def figures(self, examples, answers, labels):
         written, right = [one["text"] for one in answers], [one.label for one in examples]
-        return metrics.with_score(texts.figures(written, right, self.bleu_tokenizer)[0], self.metric)
+        percent, _ = texts.figures(written, right, self.bleu_tokenizer)
+        return metrics.with_score({name: value / 100 for name, value in percent.items()}, self.metric)
 
 
 def _continued(inputs: list, targets: list, is_known: np.ndarray, delimiter: int) -> Rows:

@@ -4,8 +4,9 @@
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import counts_with_ends, end_token
 from data_pipelines.examples.span_corruption import Corruption, SpanCorruption, sentinels
@@ -55,12 +56,7 @@ class SequenceToSequence(Objective):
             raise ValueError(f"objective.corruption: has no effect on objective.layout={self.layout}; leave it out")
 
     def check(self, model_config, corpus, phase):
-        start, pad = family_of(model_config).module(model_config, Program()).start, corpus.special["pad"]
-        if start != pad:
-            raise UserError(
-                f"corpus {corpus.path}: targets follow its pad token, {pad}, and the model writes them after {start}; "
-                "prepare it with a tokenizer whose pad token that is"
-            )
+        check_start(model_config, corpus)
 
     def rows(self, phase):
         sizes = phase.length, phase.target_length
@@ -87,3 +83,13 @@ class SequenceToSequence(Objective):
     def loss(self, model, params, batch, carry, moment):
         given = model, params, batch, self.predictions, self.z_loss, moment
         return next_token_terms(*given, decode="decode_targets", axis=None), carry, {}
+
+
+def check_start(model_config: Any, corpus: Corpus) -> None:
+    """UserError where targets are learned after another token than the model writes them after."""
+    start, pad = family_of(model_config).module(model_config, Program()).start, corpus.special["pad"]
+    if start != pad:
+        raise UserError(
+            f"corpus {corpus.path}: targets follow its pad token, {pad}, and the model writes them after {start}; "
+            "prepare it with a tokenizer whose pad token that is"
+        )

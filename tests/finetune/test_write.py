@@ -3,12 +3,14 @@ written after them; files."""
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 import torch
 
+from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import words
 from data_pipelines.tokenizers.made import Made, special_ids
 from finetune.evaluators import Development, figures_of
@@ -125,7 +127,7 @@ def test_files_have_a_target_or_several_and_models_are_compared_by_the_metric_th
     found = task.read(file)
     assert [(one.text, one.label) for one in found] == [("do: a", ("b c", "d")), ("do: 1", ("e",))]
     figures = task.figures(found, [{"text": "c"}, {"text": "e"}], ())
-    assert figures["score"] == figures["F1"] == pytest.approx(100 * (2 / 3 + 1) / 2) and figures["exact_match"] == 50
+    assert figures["score"] == figures["F1"] == pytest.approx((2 / 3 + 1) / 2) and figures["exact_match"] == 0.5
     assert [one.label for one in Write(target="other").read(file, is_labelled=False)] == [None, None]
     file.write_text('{"input": "a", "target": []}\n')
     with pytest.raises(Exception, match="a.jsonl, line 1: its list target is empty; give a target"):
@@ -146,8 +148,11 @@ def test_figures_are_of_what_is_written_and_a_phase_has_targets_of_a_length(made
         __call__ = lambda *given: Said({}, sums)
 
     found, answers = figures_of(task, Predictor(), {}, {}, Development(PAIRS[:2], rows, (), made))
-    assert (found["loss"], found["exact_match"]) == (2, 50) and answers == [{"text": one} for one in ("e f", "x")]
+    assert (found["loss"], found["exact_match"]) == (2, 0.5) and answers == [{"text": one} for one in ("e f", "x")]
     of = Read(task, {"train": rows, "heldout": rows}, Development(PAIRS[:2], rows, (), made))
+    with pytest.raises(UserError, match="targets follow its pad token, 7, and the model writes them after 0"):
+        task.check(tiny.T5, SimpleNamespace(path="here", special={"pad": 7}), None)
     assert TASKS["write"] is Write  # and recipe.json may name it
     recipe = recipe_of({"": of}, tiny.T5, Training(source=Path("from"), workdir=Path("run")))
-    assert recipe.phases[0].target_length == 4 and from_json(to_json(recipe)) == recipe
+    assert (recipe.phases[0].target_length, recipe.phases[0].length) == (4, 128)  # whatever the rows have
+    assert from_json(to_json(recipe)) == recipe
