@@ -21,6 +21,8 @@ RANGES = {
     "length": LENGTH,
     "warmup": SHARE,
     "seed": SEED,
+    "eval_every": COUNT,
+    "checkpoint_every": COUNT,
 }
 
 

@@ -30,7 +30,7 @@ class Said(NamedTuple):
 
 
 class Predictor:
-    """A task's model on a mesh, compiled once for each length of rows.   length: the longest."""
+    """A task's model on a mesh, compiled once for each length of rows, none above `length`."""
 
     def __init__(self, task: FinetuningTask, assembly: Assembly, mesh: Mesh, length: int):
         self.task, self.model, self.mesh, self.length = task, assembly.model, mesh, length
@@ -49,7 +49,7 @@ class Predictor:
     ) -> Said:
         """tell: is told how many rows are done."""
         lengths, parts, above = rows.lengths, [], 0
-        for length in buckets(np.clip(lengths, self.shortest, self.length)):
+        for length in buckets(np.maximum(lengths, self.shortest), longest=self.length):
             which = np.flatnonzero((lengths > above) & (lengths <= length))
             layout = self.task.layout(above, length)
             size, above = self._rows_together(len(which), layout.tokens), length

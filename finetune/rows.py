@@ -114,10 +114,10 @@ class TaskRows(RowLayout):
         }
 
 
-def buckets(lengths: np.ndarray, most: int = SHAPES) -> list[int]:
-    """At most so many lengths, ascending, multiples of MULTIPLE, to which rows of these lengths are padded with the
-    fewest tokens."""
-    rounded, counts = np.unique(-(-lengths // MULTIPLE) * MULTIPLE, return_counts=True)
+def buckets(lengths: np.ndarray, most: int = SHAPES, longest: int = 2**31 - 1) -> list[int]:
+    """At most so many lengths, ascending, to which rows of these lengths are padded with the fewest tokens: each a
+    multiple of MULTIPLE, or the longest that there may be."""
+    rounded, counts = np.unique(np.minimum(-(-lengths // MULTIPLE) * MULTIPLE, longest), return_counts=True)
     before = np.cumsum([0, *counts])  # rows that are shorter than each
     cost, ends = [np.concatenate([[0.0], np.full(len(rounded), np.inf)])], []
     for _ in range(min(most, len(rounded))):
@@ -132,6 +132,16 @@ def buckets(lengths: np.ndarray, most: int = SHAPES) -> list[int]:
         found.append(int(rounded[end - 1]))
         end = int(ends[used - 1][end - 1])
     return found[::-1]
+
+
+def with_rows(ends: Sequence[int], lengths: np.ndarray, least: int) -> list[int]:
+    """Lengths of `buckets` without those of fewer than `least` rows, which might get no step at all: such rows are
+    padded to the next longer one, and where they are the longest, the next shorter ones go with them."""
+    kept = [0]
+    for end in ends:
+        if np.sum((lengths > kept[-1]) & (lengths <= end)) >= least:
+            kept.append(end)
+    return [*kept[1:-1], ends[-1]]
 
 
 class TaskData:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from data_pipelines.examples.next_tokens import delimiter_token
 from data_pipelines.tokenizers.made import Made, surround, with_end
+from finetune.files import Told, tell
 
 
 class Row(NamedTuple):
@@ -15,11 +16,15 @@ class Row(NamedTuple):
     place: int
 
 
-def encoded(made: Made, texts: Sequence[tuple[str, ...]], length: int, causal: bool) -> list[Row]:
+def encoded(
+    made: Made, texts: Sequence[tuple[str, ...]], wheres: Sequence[str], length: int, causal: bool
+) -> list[Row]:
     """A row of at most so many tokens for each text or pair of texts; of what does not fit the longer text is cut.
 
     Special tokens are the tokenizer's. A row is read at its `cls` token, or for a causal model at the last one, the
     delimiter that `ending` puts there (Radford et al. 2018, section 3.3).
+
+    wheres: of each, to say which is cut.
     """
     tokenizer, cls = made.tokenizer, None if causal else made.special.get("cls")
     tokenizer.enable_truncation(length, strategy="longest_first")
@@ -27,10 +32,13 @@ def encoded(made: Made, texts: Sequence[tuple[str, ...]], length: int, causal: b
         found = tokenizer.encode_batch([one if len(one) > 1 else one[0] for one in texts])
     finally:
         tokenizer.no_truncation()
-    rows = []
-    for one in found:
+    rows, told = [], Told(list)
+    for one, where in zip(found, wheres, strict=True):
         ids = one.ids
+        if one.overflowing:
+            told[f"texts with more than --length {length} tokens, which are cut"].append(where)
         rows.append(Row(ids, one.type_ids, ids.index(cls) if cls in ids else len(ids) - 1))
+    tell(told)
     return rows
 
 

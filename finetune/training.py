@@ -1,6 +1,7 @@
 """A run of finetuning: tasks are read, become a recipe, and train as pretraining does."""
 
 import dataclasses
+import logging
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from data_pipelines.tokenizers.made import Made
 from finetune.evaluators import Development, DevelopmentSets
 from finetune.options import Training
 from finetune.patterns import served, shortest
-from finetune.rows import Rows, TaskData, buckets
+from finetune.rows import Rows, TaskData, buckets, with_rows
 from finetune.task import FinetuningTask, is_causal
 from finetune.texts import ending
 from models.blocks.heads import TASK_HEADS
@@ -37,6 +38,8 @@ from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.placement import Placed
 from pretrain.training.run import run_on
 from pretrain.training.signals import StopRequest
+
+log = logging.getLogger(__name__)
 
 
 class Files(NamedTuple):
@@ -96,6 +99,9 @@ def prepared(
     doing("reading the task")
     config, made = source_model(options.source)
     check_heads(options.source, config, [files.task for files in tasks.values()])
+    if (positions := getattr(config, "positions", options.length)) < options.length:
+        log.warning("--length %s: this model has %s positions, so no row is longer", options.length, positions)
+        options = dataclasses.replace(options, length=positions)
     read, labels = {}, []
     for name, files in tasks.items():
         read[name] = one = _read(files, config, made, options)
@@ -155,28 +161,26 @@ def check_heads(source: Path, config: Any, tasks: Sequence[FinetuningTask]) -> N
 def _read(files: Files, config: Any, made: Made, options: Training) -> Read:
     task = files.task.suited(config)
     train, dev = task.read(files.train), task.read(files.dev)
+    labels = task.labels_of(train)
     if options.examples is not None:
         (chosen,) = spread(len(train), options.examples, len(train))
         train = [train[index] for index in chosen]
     task = task.fitted([*train, *dev])
-    labels = task.labels_of(train)
     rows = {split: task.encode(of, made, labels, options.length) for split, of in (("train", train), ("heldout", dev))}
     return Read(task, rows, Development(dev, rows["heldout"], labels, made))
 
 
 def recipe_of(read: Mapping[str, Read], model: Any, options: Training) -> Recipe:
     """Each bucket of each task as a task of one phase, which comes as often as it has rows."""
-    tasks, longest, number = [], 0, sum(one.number for one in read.values())
+    tasks, number = [], sum(one.number for one in read.values())
     for name, one in read.items():
         lengths = one.rows["train"].lengths
-        both = np.concatenate([lengths, one.rows["heldout"].lengths])
-        ends = buckets(np.maximum(both, shortest(model, both.max())))
-        longest = max(longest, ends[-1])
+        ends = buckets(np.maximum(lengths, shortest(model, options.length)), longest=options.length)
+        ends = with_rows(ends, lengths, options.batch_size)
         for above, end in zip([0, *ends], ends, strict=False):
             rows = int(((lengths > above) & (lengths <= end)).sum())
-            if rows:
-                of_bucket = dataclasses.replace(one.task, bucket=(above, end))
-                tasks.append(Task(f"{name}:{end}", of_bucket, float(rows), name))
+            of_bucket = dataclasses.replace(one.task, bucket=(above, end))
+            tasks.append(Task(f"{name}:{end}", of_bucket, float(rows), name))
     frozen = tuple(dict.fromkeys(row.path.partition("/")[0] for row in family_of(model).table(model)))
     return Recipe(
         name=options.workdir.name,
@@ -185,7 +189,7 @@ def recipe_of(read: Mapping[str, Read], model: Any, options: Training) -> Recipe
         objective=tasks[0].objective,
         optimizer=Optimizer(decay=options.decay, layer_decay=options.layer_decay),
         schedule=Schedule(peak=options.peak, warmup=options.warmup),
-        phases=(one.task.phase(1.0, longest, options.batch_size, tasks=tuple(tasks), **one.task.sizes),),
+        phases=(one.task.phase(1.0, options.length, options.batch_size, tasks=tuple(tasks), **one.task.sizes),),
         steps=math.ceil(number * options.epochs / options.batch_size),
         seed=options.seed,
         frozen=frozen if options.lora else options.frozen,
@@ -198,7 +202,7 @@ def loop_options(options: Training, epoch: int, tasks: Mapping[str, Files]) -> O
     known = {field.name for field in dataclasses.fields(Options)}
     shared = [field.name for field in dataclasses.fields(Training) if field.name in known]
     given = {name: getattr(options, name) for name in shared}
-    given |= {name: given[name] or epoch for name in ("eval_every", "checkpoint_every")}
+    given |= {name: epoch if given[name] is None else given[name] for name in ("eval_every", "checkpoint_every")}
     begins = {} if options.from_scratch else {"init_from": str(options.source), "init_heads_anew": True}
     corpus = ",".join(str(files.train) for files in tasks.values())
     return Options(corpus=corpus, keep=1, keep_best=True, **begins, **given)

@@ -65,7 +65,7 @@ def maps(options: Attention) -> tuple[list[str], np.ndarray, np.ndarray]:
 
     opened = open_model(options.run, options.step)
     made = opened.tokenizer
-    (row,) = encoded(made, [options.text], options.length, isinstance(opened.module, CausalDecoder))
+    (row,) = encoded(made, [options.text], ["--text"], options.length, isinstance(opened.module, CausalDecoder))
     layout = TaskRows(len(row.tokens), 0, ())
     model = unrolled(opened, layout.spec)
     batch = layout.padded(joined([row.tokens], [row.types], {}), np.zeros(1, int))

@@ -90,7 +90,8 @@ class Choose(FinetuningTask):
         return found
 
     def encode(self, examples, made, labels, length):
-        rows = iter(encoded(made, [texts for one in examples for texts in one.texts], length, self.causal))
+        texts, wheres = [of for one in examples for of in one.texts], [one.where for one in examples for _ in one.texts]
+        rows = iter(encoded(made, texts, wheres, length, self.causal))
         longest, of_tokens = [], {f"choice_{name}": [] for name in INPUTS}
         columns = {name: np.zeros((len(examples), self.texts), one.dtype) for name, one in self.columns.items()}
         for index, one in enumerate(examples):

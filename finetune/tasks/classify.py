@@ -1,8 +1,9 @@
 """Classification and regression of one text or two, read at one token of the row (Devlin et al. 2019, section 4.1;
 Radford et al. 2018, section 3.3)."""
 
+import contextlib
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -87,12 +88,17 @@ class Classify(FinetuningTask):
 
     def _example(self, record: Record) -> Labelled:
         texts, label = tuple(str(record.fields[name]) for name in self.text), record.fields.get(self.label)
+        if label == "":
+            raise UserError(f"{record.where}: its {self.label} is empty; give it one, or leave the whole column out")
         if self.regression and label is not None:
-            try:
-                label = float(label)
-            except ValueError:
-                raise UserError(f"{record.where}: {self.label}={label!r} is no number; mend it") from None
+            label = self._number(record, label)
         return Labelled(record.where, texts, label if self.regression or label is None else str(label))
+
+    def _number(self, record: Record, label: Any) -> float:
+        with contextlib.suppress(TypeError, ValueError):
+            if np.isfinite(number := float(label)):
+                return number
+        raise UserError(f"{record.where}: {self.label}={label!r} is no number; mend it")
 
     def labels_of(self, examples):
         if self.regression:
@@ -107,7 +113,8 @@ class Classify(FinetuningTask):
         return tuple(found)
 
     def encode(self, examples, made, labels, length):
-        rows = encoded(made, [example.texts for example in examples], length, self.causal)
+        texts, wheres = [one.texts for one in examples], [one.where for one in examples]
+        rows = encoded(made, texts, wheres, length, self.causal)
         number = {label: index for index, label in enumerate(labels)}
         values = []
         for example in examples:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from data_pipelines.errors import UserError
 from finetune.__main__ import main
 from finetune.commands import run as command
 from finetune.tasks.classify import Classify
@@ -142,6 +143,7 @@ BAD = [
         "first\tsecond\tlabel\na\tb\tyes\n",
         "--train: all of its rows have label='yes'; give",
     ),
+    ("first\tsecond\tlabel\na\tb\tyes\na\tb\t\n", "train.tsv, line 3: its label is empty; give it one"),
     (b"first\tsecond\tlabel\na\xff\tb\tyes\n", "train.tsv: is no UTF-8 at byte"),
 ]
 
@@ -152,6 +154,12 @@ def test_a_malformed_file_is_one_line_that_names_it(content, message, begun, tmp
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert main([*arguments(begun, tmp_path / "run"), "--train", str(file)]) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_a_number_that_is_none_is_not_left_out(tmp_path):
+    write(tmp_path / "dev.tsv", [("a", "b", "nan")])
+    with pytest.raises(UserError, match="dev.tsv, line 2: label='nan' is no number; mend it"):
+        Classify(text=("first",), regression=True).read(tmp_path / "dev.tsv")
 
 
 def test_a_label_that_only_dev_has_is_named_with_its_line(begun, tmp_path, capsys):

@@ -15,7 +15,7 @@ from data_pipelines.examples.layout import Feature
 from data_pipelines.tokenizers.made import Made
 from finetune.files import records
 from finetune.patterns import served, shortest
-from finetune.rows import TaskRows, buckets, joined
+from finetune.rows import TaskRows, buckets, joined, with_rows
 from finetune.texts import encoded, ending
 from models.attention.patterns.pattern import Pattern
 from models.families.bert import BertConfig
@@ -34,7 +34,16 @@ def test_buckets_pad_rows_to_the_fewest_tokens(seed):
         return sum(min(end for end in chosen if end >= length) for length in lengths)
 
     possible = [one for n in (1, 2, 3) for one in itertools.combinations(ends, n) if one[-1] >= lengths.max()]
+    assert buckets(lengths, 3, lengths.max())[-1] == lengths.max()
     assert len(found) <= 3 and padded(found) == min(map(padded, possible))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "ends"), [((9, 9, 9), [8, 16, 24]), ((2, 9, 3), [24]), ((9, 3, 4), [8, 24]), ((1, 9, 5), [16, 24])]
+)
+def test_no_bucket_has_too_few_rows_for_a_step(numbers, ends):
+    lengths = np.repeat([8, 16, 24], numbers)
+    assert with_rows([8, 16, 24], lengths, 5) == ends
 
 
 def test_rows_of_a_bucket_come_padded_once_an_epoch():
@@ -60,7 +69,7 @@ def sizes_of(sizes):
     return [np.arange(n) for n in sizes]
 
 
-def test_a_causal_row_ends_each_text_and_the_longer_one_is_cut():
+def test_a_causal_row_ends_each_text_and_the_longer_one_is_cut(caplog):
     special, text, other = {"unk": 0}, "a b a a", "b " * 9
     words = WordLevel({"?": 0, "a": 1, "b": 2}, "?")
     plain = Made(Tokenizer(words), special, {})
@@ -68,7 +77,9 @@ def test_a_causal_row_ends_each_text_and_the_longer_one_is_cut():
     made = ending(plain)
     end = made.special["eod"]
     assert end == 3  # a further token, where none ends texts
-    (one, both) = encoded(made, [(text,), (text, other)], 10, causal=True)
+    (one, both) = encoded(made, [(text,), (text, other)], ["here", "there"], 10, causal=True)
+    said = "texts with more than --length 10 tokens, which are cut: 1, the first of there"
+    assert [record.getMessage() for record in caplog.records] == [said]
     assert one == ([1, 2, 1, 1, end], [0] * 5, 4)
     assert both == ([1, 2, 1, 1, end, 2, 2, 2, 2, end], [0] * 10, 9)
 
