@@ -34,10 +34,10 @@ log = logging.getLogger(__name__)
 class Tag(FinetuningTask):
     """A head tells a tag for each word."""
 
-    token_column: int | None = (
-        None  # of a file of a word a line: its word, counted from 1; the first, in CoNLL-U the second
-    )
-    label_column: int | None = None  # its tag; the last, in CoNLL-U the fourth, UPOS
+    # Of a file of a word a line: its word, counted from 1, by default the first, in CoNLL-U the second; and its tag, by
+    # default the last, in CoNLL-U the fourth, UPOS
+    token_column: int | None = None
+    label_column: int | None = None
     words: str = "words"  # the column of a .jsonl or .parquet file with the list of words
     tags: str = "tags"  # that with the list of their tags
     pieces: str = "first"  # those of a word that are trained to tell its tag, first or all; the first one answers
