@@ -27,5 +27,5 @@ def begun(corpus_path, tmp_path_factory):
 
 def arguments(begun, workdir, *more):
     files = ["--from", begun / "from", "--train", begun / "train.tsv", "--dev", begun / "dev.tsv"]
-    size = ["--text", "first", "second", "--batch-size", 8, "--length", 32, "--epochs", 2, "--peak", 1e-2]
+    size = ["--text", "first", "second", "--batch-size", 8, "--length", 16, "--epochs", 2, "--peak", 1e-2]
     return [*map(str, ("run", "classify", *files, *size, "--workdir", workdir, "--log-every", 1, *more))]

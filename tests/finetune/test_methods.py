@@ -28,7 +28,7 @@ def params_of(workdir):
 
 
 def test_with_lora_a_run_trains_products_and_the_head_and_exports_the_form_of_the_model(begun, tmp_path):
-    assert main(arguments(begun, tmp_path / "run", "--length", 16, "--lora", 2, "--epochs", 1)) == 0
+    assert main(arguments(begun, tmp_path / "run", "--lora", 2, "--epochs", 1)) == 0
     before, after = params_of(begun / "from"), params_of(tmp_path / "run")
     changed = {path for path in after if path in before and not np.array_equal(before[path], after[path])}
     assert changed == {f"layers/attention/{name}/kernel" for name in ("query", "value")} | {
@@ -47,9 +47,7 @@ def test_with_lora_a_run_trains_products_and_the_head_and_exports_the_form_of_th
 
 
 def test_what_is_frozen_stays(begun, tmp_path):
-    assert (
-        main(arguments(begun, tmp_path / "run", "--length", 16, "--frozen", "embeddings", "layers", "--epochs", 1)) == 0
-    )
+    assert main(arguments(begun, tmp_path / "run", "--frozen", "embeddings", "layers", "--epochs", 1)) == 0
     before, after = params_of(begun / "from"), params_of(tmp_path / "run")
     assert all(np.array_equal(before[path], after[path]) for path in after if path in before and "pooler" not in path)
     assert not np.array_equal(before["pooler/kernel"], after["pooler/kernel"])
@@ -146,8 +144,8 @@ def test_a_suite_that_is_stopped_goes_on_and_compiles_for_all_seeds_once(begun, 
 
 def test_a_head_for_other_labels_starts_anew_and_one_for_the_same_goes_on(begun, tasks, tmp_path, caplog):
     one, same, other = tmp_path / "one", tmp_path / "same", tmp_path / "other"
-    short = ["--length", 16, "--epochs", 1, "--peak", 0]
-    assert main(arguments(begun, one, "--length", 16, "--epochs", 1)) == 0
+    short = ["--epochs", 1, "--peak", 0]
+    assert main(arguments(begun, one, "--epochs", 1)) == 0
     assert main(arguments(begun, same, *short, "--from", one)) == 0
     head = "classifier/scores/kernel"
     assert np.array_equal(params_of(one)[head], params_of(same)[head])
