@@ -74,18 +74,25 @@ def _tab(file: Path) -> Iterator[tuple[int, dict]]:
     for number, line in enumerate(text_lines(file), 1):
         values = line.split("\t")
         if not names:
-            names = values
+            names = _apart(file, values)
         elif line:
             if len(values) != len(names):
                 raise UserError(f"{file}, line {number}: has {len(values)} columns, the first line {len(names)}")
             yield number, dict(zip(names, values, strict=True))
 
 
+def _apart(file: Path, names: list[str]) -> list[str]:
+    """The names of a file's columns, of which none is there twice."""
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{file}, line 1: has two columns {twice[0]!r}; rename one of them")
+    return names
+
+
 def _comma(file: Path) -> Iterator[tuple[int, dict]]:
     with file.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines, strict=True)
         try:
-            names = next(reader, [])
+            names = _apart(file, next(reader, []))
             for values in reader:
                 if len(values) not in (0, len(names)):
                     where = f"{file}, line {reader.line_num}"

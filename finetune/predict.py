@@ -1,5 +1,6 @@
 """What a finetuned model says of rows: each row once, among those of about its length."""
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from tpu.batches import host_rows, place_rows
 from tpu.mesh import mesh_shape
 from tpu.rules import replicated
 from tpu.xla import small_product_options
+
+AHEAD = 2  # batches that are computed while an earlier one is read
 
 
 class Said(NamedTuple):
@@ -48,22 +51,30 @@ class Predictor:
         self, params: Params, frozen: Params, rows: Rows, tell: Callable[[int], Any] = lambda done: None
     ) -> Said:
         """tell: is told how many rows are done."""
-        lengths, parts, above = rows.lengths, [], 0
+        outputs: dict[str, list] = {}
+        sums, waiting = [], deque()
+
+        def take() -> None:
+            part, (of_part, of_sums) = jax.device_get(waiting.popleft())
+            sums.append(of_sums)
+            for name, array in of_part.items():
+                whole = outputs.setdefault(name, [None] * len(rows))
+                for row, of_row in zip(part, array, strict=False):  # behind them are those that fill up
+                    whole[row] = of_row
+            tell(len(part))
+
+        lengths, above = rows.lengths, 0
         for length in buckets(np.maximum(lengths, self.shortest), longest=self.length):
             which = np.flatnonzero((lengths > above) & (lengths <= length))
             layout = self.task.layout(above, length)
             size, above = self._rows_together(len(which), layout.tokens), length
             for first in range(0, len(which), size):
                 part = which[first : first + size]
-                parts.append((part, self.say(params, frozen, self._placed(layout, rows, part, size))))
-                tell(len(part))
-        outputs, sums = {}, []
-        for part, (of_part, sums_of_part) in jax.device_get(parts):
-            sums.append(sums_of_part)
-            for name, array in of_part.items():
-                whole = outputs.setdefault(name, [None] * len(rows))
-                for row, of_row in zip(part, array, strict=False):  # behind them are those that fill up
-                    whole[row] = of_row
+                waiting.append((part, self.say(params, frozen, self._placed(layout, rows, part, size))))
+                if len(waiting) > AHEAD:
+                    take()
+        while waiting:
+            take()
         return Said(outputs, jax.tree.map(lambda *of: np.sum(of, axis=0), *sums))
 
     def _rows_together(self, number: int, tokens: int) -> int:

@@ -23,6 +23,9 @@ def task_files(folder: Path) -> dict[str, dict[str, Any]]:
     files = sorted(folder.glob("*.json"))
     if not files:
         raise UserError(f"--tasks {folder}: has no .json file; give a folder with one for each task")
+    for file in files:
+        if {*":/"} & {*file.stem}:
+            raise UserError(f"{file}: its name is that of the task, and has no colon; rename it")
     return {file.stem: _read(file) for file in files}
 
 

@@ -85,8 +85,20 @@ def finetune(
     with tempfile.TemporaryDirectory() as folder, Warnings() as warnings:
         run_directory.check_writable(options.workdir)
         recipe, data, evaluators, run_options = prepared(tasks, options, Path(folder), programs)
+        _check_unchanged(options.workdir, data)
         status, programs.placed = run_on(data, recipe, run_options, warnings, stop, evaluators, programs.placed)
         return status
+
+
+def _check_unchanged(workdir: Path, data: Mapping[str, TaskData]) -> None:
+    """UserError where the run in a work directory began with other rows."""
+    before = run_directory.states(workdir)
+    if before and before != {name: one.fingerprint for name, one in data.items()}:
+        files = " and ".join(one.source for one in data.values())
+        raise UserError(
+            f"--workdir {workdir}: was begun with other examples than those of {files} and --dev as they are now; "
+            "restore the files and options that make the rows, or use another --workdir"
+        )
 
 
 def prepared(

@@ -80,6 +80,13 @@ def test_a_run_that_is_stopped_ends_as_if_nothing_had_happened(trained, begun, m
     assert tiny.equal(tiny.final_state(begun / "stopped").params, tiny.final_state(trained).params)
 
 
+def test_a_run_does_not_go_on_with_other_examples(trained, begun, tmp_path, capsys):
+    lines = (begun / "dev.tsv").read_text().splitlines(keepends=True)
+    (tmp_path / "dev.tsv").write_text("".join(lines[:-1]))
+    assert main([*arguments(begun, trained), "--dev", str(tmp_path / "dev.tsv")]) == 2
+    assert f"--workdir {trained}: was begun with other examples" in capsys.readouterr().err
+
+
 def batch_of(rows, seed):
     batch = reference.random_batch(CONFIG, seed, rows=rows)
     batch |= {"place": np.zeros(rows, np.int32), "labels": batch["tokens"][:, 0] % 3}
@@ -137,6 +144,7 @@ def test_losses_are_torchs(changes, expected):
 
 
 BAD = [
+    ("first\tsecond\tfirst\na\tb\tyes\n", "train.tsv, line 1: has two columns 'first'; rename one of them"),
     ("first\tlabel\na\tyes\nb\tno\n", "train.tsv, line 2: has no second; it has first, label"),
     ("first\tsecond\tlabel\na\tb\n", "train.tsv, line 2: has 2 columns, the first line 3"),
     ("first\tsecond\tlabel\n", "train.tsv: has no record; give another file"),
