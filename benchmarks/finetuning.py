@@ -4,15 +4,18 @@ finetuned beside the same models with random weights.
     python -m benchmarks.finetuning --wikitext2 DIR --tasks DIR [--steps 5000] [--seeds 5] [--out TABLE.md]
 
 --wikitext2 holds WikiText-2's train.txt and valid.txt (word level), --tasks what `python -m finetune suite` takes.
---steps are BERT's; the others have as many as cost the same. A pretraining has one core, as many run at once as there
-are cores. Differences are paired by seed, with the 95% interval of Student's t.
+--steps are BERT's; the others have as many as cost the same. A pretraining has one core, and so have the finetunings of
+a model; as many run at once as there are cores. Differences are paired by seed, with the 95% interval of Student's t.
 """
 
 import dataclasses
 import json
+import os
+import queue
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -53,11 +56,14 @@ def main(arguments: list[str]) -> int:
     path = corpus(options.wikitext2, options.workdir, "wordpiece", VOCABULARY)
     trainings = pretrainings(path, options)
     minutes = dict(zip(MODELS, train(trainings), strict=True))
-    cards = {}
-    for training in trainings:
-        for begin in ("", RANDOM):
-            name = " ".join(filter(None, (training.name, begin)))
-            cards[name] = suite(training.workdir, options, begin == RANDOM)
+    cores = sorted(os.sched_getaffinity(0))
+    free = queue.Queue()
+    for core in cores:
+        free.put(core)
+    jobs = [(training, begin) for begin in ("", RANDOM) for training in trainings]
+    with ThreadPoolExecutor(len(cores)) as pool:
+        scores = pool.map(lambda job: suite(job[0].workdir, options, job[1] == RANDOM, free), jobs)
+        cards = {f"{training.name} {begin}".strip(): of for (training, begin), of in zip(jobs, scores, strict=True)}
     table = "\n".join(table_of(cards, minutes, options)) + "\n"
     print(table) if options.out is None else options.out.write_text(table)
     return 0
@@ -80,12 +86,15 @@ def pretrainings(path: Path, options: Comparison) -> list[Training]:
     return made
 
 
-def suite(run: Path, options: Comparison, random: bool) -> dict[str, list[float]]:
-    """The score of each seed, by task."""
+def suite(run: Path, options: Comparison, random: bool, free: queue.Queue) -> dict[str, list[float]]:
+    """The score of each seed, by task, computed on a free core."""
     folder = options.workdir / f"{run.name}{'-random' if random else ''}-tasks"
     command = ["finetune", "suite", run, "--tasks", options.tasks, "--seeds", options.seeds]
     command += ["--out", folder / "card.md", *["--from-scratch"] * random]
-    subprocess.run([sys.executable, "-m", *map(str, command)], check=True)
+    core = free.get()
+    on_core = lambda: os.sched_setaffinity(0, {core})
+    subprocess.run([sys.executable, "-m", *map(str, command)], check=True, preexec_fn=on_core)
+    free.put(core)
     return json.loads((folder / "card.json").read_text())
 
 
