@@ -1,6 +1,7 @@
 """Prompts are continued as transformers' `generate` continues them."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -236,10 +237,11 @@ def test_a_model_that_reads_more_than_text_fills_no_masks():
         fill(MODULES["bigbird-etc"], {}, [5, 6], 6, 8, 1)
 
 
-def test_positions_that_no_row_had_are_said(caplog):
+def test_positions_that_no_row_had_are_said(caplog, tmp_path):
     recipe = tiny.gpt2(phases=(Phase(0.5, 16, 8), Phase(0.5, 32, 8)))
+    (tmp_path / "run.json").write_text(json.dumps({"corpus": "", "fingerprint": "", "init_from": None}))
     for phase, length, said in (0, 16, ""), (0, 17, "positions 16 to 16"), (1, 32, ""), (1, 64, "positions 32 to 63"):
         caplog.clear()
         run = Restored(assemble(recipe), 5, phase, {}, {}, None, [])
-        Opened(None, None, {}, None, None, None, run).warn_beyond_trained(length)
+        Opened(tmp_path, None, {}, None, None, None, run).warn_beyond_trained(length)
         assert said in caplog.text and bool(said) == bool(caplog.text)

@@ -224,7 +224,7 @@ def test_a_mesh_writes_the_tokens_of_one_device():
     louder = lambda path, leaf: leaf * (3 if "kernel" in jax.tree_util.keystr(path) else 1)  # or a token is repeated
     params = jax.tree_util.tree_map_with_path(louder, cases.params(cases.CASES["gpt2"]))
     mesh = simulated.mesh_of("data=2,tensor=2")
-    placed = jax.device_put(params, parameter_shardings(gpt2.FAMILY.every_parameter(config), params, mesh))
+    placed = jax.device_put(params, parameter_shardings(gpt2.FAMILY.parameters(config), params, mesh))
     greedy = Decoding(max_tokens=6)
     drawn, beams = dataclasses.replace(greedy, sample=True, temperature=0.8), dataclasses.replace(greedy, beams=2)
     for depth, decoding, prompts in ("scan", drawn, given), ("unroll", beams, given[:1]):
