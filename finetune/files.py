@@ -3,6 +3,7 @@
 import csv
 import json
 import logging
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,13 +38,21 @@ def records(file: Path, columns: Sequence[str]) -> list[Record]:
     found = []
     for number, fields in with_errors(file, read(file)):
         where = f"{file}, line {number}"
+        fields = {name: None if value != value else value for name, value in fields.items()}  # NaN: it is missing
         if lacking := [name for name in columns if fields.get(name) is None]:
-            there = ", ".join(map(str, fields)) or "no column"
+            there = ", ".join(name for name, value in fields.items() if value is not None) or "nothing"
             raise UserError(f"{where}: has no {' and no '.join(lacking)}; it has {there}")
         found.append(Record(where, fields))
     if not found:
         raise UserError(f"{file}: has no record; give another file")
     return found
+
+
+def as_text(record: Record, name: str, value: Any) -> str:
+    """A value of a field, or of a list there. UserError where it is missing or holds further ones."""
+    if value is None or value != value or isinstance(value, list | dict):
+        raise UserError(f"{record.where}: {name} has {value!r} in place of a text; mend it")
+    return str(value)
 
 
 def tell(told: Told) -> None:
@@ -70,14 +79,23 @@ def text_lines(file: Path) -> Iterator[str]:
 
 
 def _tab(file: Path) -> Iterator[tuple[int, dict]]:
-    names: list[str] = []
-    for number, line in enumerate(text_lines(file), 1):
-        values = line.split("\t")
-        if not names:
-            names = _apart(file, values)
-        elif line:
-            if len(values) != len(names):
-                raise UserError(f"{file}, line {number}: has {len(values)} columns, the first line {len(names)}")
+    return _named(file, ((number, line.split("\t") if line else []) for number, line in enumerate(text_lines(file), 1)))
+
+
+def _named(file: Path, lines: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, dict]]:
+    """Lines as values -> by the names of the first one. Blank lines are none, but where a file has one column they may
+    be an empty value: such a line with others behind it is an error."""
+    names, blank = [], 0
+    for number, values in lines:
+        if not values:
+            blank = number
+        elif not names:
+            names, blank = _apart(file, values), 0
+        elif len(values) != len(names):
+            raise UserError(f"{file}, line {number}: has {len(values)} columns, the first line {len(names)}")
+        elif blank and len(names) == 1:
+            raise UserError(f"{file}, line {blank}: is blank; give it a {names[0]}, or leave the line out")
+        else:
             yield number, dict(zip(names, values, strict=True))
 
 
@@ -89,16 +107,16 @@ def _apart(file: Path, names: list[str]) -> list[str]:
 
 
 def _comma(file: Path) -> Iterator[tuple[int, dict]]:
+    return _named(file, _quoted(file))
+
+
+def _quoted(file: Path) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(sys.maxsize)  # by default a text may have 131,072 characters
     with file.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines, strict=True)
         try:
-            names = _apart(file, next(reader, []))
             for values in reader:
-                if len(values) not in (0, len(names)):
-                    where = f"{file}, line {reader.line_num}"
-                    raise UserError(f"{where}: has {len(values)} columns, the first line {len(names)}")
-                if values:
-                    yield reader.line_num, dict(zip(names, values, strict=True))
+                yield reader.line_num, values
         except csv.Error as error:
             raise UserError(f"{file}, line {reader.line_num}: {error}; close its quotes") from None
 

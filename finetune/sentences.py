@@ -10,7 +10,7 @@ from tokenizers import Encoding
 from data_pipelines.errors import UserError
 from data_pipelines.formats.conll import NUMBER, Options
 from data_pipelines.tokenizers.made import Made
-from finetune.files import FORMS, records, text_lines, with_errors
+from finetune.files import FORMS, as_text, records, text_lines, with_errors
 
 NONE = -1  # in place of a word or a tag
 OF_SENTENCES = "text_a\tlabel"  # first line of a .tsv with a sentence a line (Sun et al. 2019, ERNIE's tasks)
@@ -71,15 +71,18 @@ def _sentence(file: Path, words: Sequence[Word]) -> Sentence:
 
 def _of_records(file: Path, columns: tuple[str, str], is_labelled: bool) -> list[Sentence]:
     found = []
-    for where, fields in records(file, columns[: 1 + is_labelled]):
-        words, tags = (fields.get(name) for name in columns)
+    for record in records(file, columns[: 1 + is_labelled]):
+        where, (words, tags) = record.where, (record.fields.get(name) for name in columns)
         for name, value in zip(columns, (words, tags), strict=True):
             if not isinstance(value, list | None) or value == []:
                 raise UserError(f"{where}: {name}={value!r} is no list of one or more; give one")
         _check_numbers(where, words, words if tags is None else tags)
-        label = None if tags is None else tuple(map(str, tags))
+        words, label = (
+            None if values is None else tuple(as_text(record, name, value) for value in values)
+            for name, values in zip(columns, (words, tags), strict=True)
+        )
         line = int(where.rpartition(" ")[2])
-        found.append(Sentence(file, (line,) * len(words), tuple(map(str, words)), label))
+        found.append(Sentence(file, (line,) * len(words), words, label))
     return found
 
 

@@ -85,15 +85,24 @@ def finetune(
     with tempfile.TemporaryDirectory() as folder, Warnings() as warnings:
         run_directory.check_writable(options.workdir)
         recipe, data, evaluators, run_options = prepared(tasks, options, Path(folder), programs)
-        _check_unchanged(options.workdir, data)
+        _check_unchanged(options, data)
         status, programs.placed = run_on(data, recipe, run_options, warnings, stop, evaluators, programs.placed)
         return status
 
 
-def _check_unchanged(workdir: Path, data: Mapping[str, TaskData]) -> None:
-    """UserError where the run in a work directory began with other rows."""
+def _check_unchanged(options: Training, data: Mapping[str, TaskData]) -> None:
+    """UserError where the run in the work directory began with other weights or other rows."""
+    workdir = options.workdir
     before = run_directory.states(workdir)
-    if before and before != {name: one.fingerprint for name, one in data.items()}:
+    if not before:
+        return
+    began, begins = RunDirectory(workdir).read_run()["init_from"], None if options.from_scratch else str(options.source)
+    if began != begins:
+        raise UserError(
+            f"--workdir {workdir}: was begun with {began or 'random weights'}, not with {begins or 'random weights'}; "
+            "give --from and --from-scratch as then, or use another --workdir"
+        )
+    if before != {name: one.fingerprint for name, one in data.items()}:
         files = " and ".join(one.source for one in data.values())
         raise UserError(
             f"--workdir {workdir}: was begun with other examples than those of {files} and --dev as they are now; "

@@ -14,7 +14,7 @@ from tyro.conf import Suppress
 from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import Feature
 from finetune import metrics
-from finetune.files import Record, records
+from finetune.files import Record, as_text, records
 from finetune.rows import joined
 from finetune.task import FinetuningTask, apply_head, hidden_states
 from finetune.texts import encoded
@@ -64,7 +64,7 @@ class Choose(FinetuningTask):
         return [self._example(record) for record in records(file, columns)]
 
     def _example(self, record: Record) -> Choices:
-        asked, *before = (str(record.fields[name]) for name in self.text)
+        asked, *before = (as_text(record, name, record.fields[name]) for name in self.text)
         choices = [record.fields[name] for name in self.choices]
         choices = choices[0] if len(self.choices) == 1 and isinstance(choices[0], list) else choices
         if len(choices) < FEWEST:
@@ -72,7 +72,7 @@ class Choose(FinetuningTask):
                 f"{record.where}: has {len(choices)} choice; give {FEWEST} or more, in columns that --choices names or "
                 "as one list"
             )
-        texts = tuple((asked, " ".join([*before, str(choice)])) for choice in choices)
+        texts = tuple((asked, " ".join([*before, as_text(record, self.choices[0], choice)])) for choice in choices)
         return Choices(record.where, texts, self._right(record, len(choices)))
 
     def _right(self, record: Record, number: int) -> tuple[int, ...] | None:

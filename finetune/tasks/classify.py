@@ -15,7 +15,7 @@ from data_pipelines.command_line import unknown
 from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import Feature
 from finetune import metrics
-from finetune.files import Record, records
+from finetune.files import Record, as_text, records
 from finetune.rows import joined
 from finetune.task import FinetuningTask, apply_head, hidden_states
 from finetune.texts import encoded
@@ -87,12 +87,15 @@ class Classify(FinetuningTask):
         return [self._example(record) for record in records(file, columns)]
 
     def _example(self, record: Record) -> Labelled:
-        texts, label = tuple(str(record.fields[name]) for name in self.text), record.fields.get(self.label)
+        texts = tuple(as_text(record, name, record.fields[name]) for name in self.text)
+        label = record.fields.get(self.label)
         if label == "":
             raise UserError(f"{record.where}: its {self.label} is empty; give it one, or leave the whole column out")
         if self.regression and label is not None:
             label = self._number(record, label)
-        return Labelled(record.where, texts, label if self.regression or label is None else str(label))
+        elif label is not None:
+            label = as_text(record, self.label, label)
+        return Labelled(record.where, texts, label)
 
     def _number(self, record: Record, label: Any) -> float:
         with contextlib.suppress(TypeError, ValueError):

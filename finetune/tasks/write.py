@@ -13,7 +13,7 @@ from data_pipelines.examples.next_tokens import delimiter_token
 from data_pipelines.examples.text_to_text import as_batch
 from data_pipelines.text.encoding import Encoder
 from finetune import metrics
-from finetune.files import Record, Told, records, tell
+from finetune.files import Record, Told, as_text, records, tell
 from finetune.rows import Rows, joined
 from finetune.task import FinetuningTask
 from models.core.program import Program
@@ -96,8 +96,8 @@ class Write(FinetuningTask):
         targets = given if isinstance(given, list) else [given] if given is not None else []
         if given == []:
             raise UserError(f"{record.where}: its list {self.target} is empty; give a target")
-        label = tuple(map(str, targets)) or None
-        return Pair(record.where, self.prefix + str(record.fields[self.input]), label)
+        label = tuple(as_text(record, self.target, target) for target in targets) or None
+        return Pair(record.where, self.prefix + as_text(record, self.input, record.fields[self.input]), label)
 
     def encode(self, examples, made, labels, length):
         room = length - 1 - (self.target_length if self.causal else 0)

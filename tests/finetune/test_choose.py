@@ -129,6 +129,7 @@ BAD = [
     ({"text": "a", "choices": ["x", "y"], "label": [0, 1]}, "names 2 right choices; say one; or with --ranking"),
     ({"text": "a", "choices": ["x", "y"], "label": []}, "label=[] names 0 right choices; say which"),
     ({"text": "a", "choices": ["x", "y"]}, "line 1: has no label; it has text, choices"),
+    ({"text": "a", "choices": ["x", None], "label": 0}, "line 1: choices has None in place of a text; mend it"),
 ]
 
 

@@ -87,6 +87,11 @@ def test_a_run_does_not_go_on_with_other_examples(trained, begun, tmp_path, caps
     assert f"--workdir {trained}: was begun with other examples" in capsys.readouterr().err
 
 
+def test_a_run_does_not_go_on_from_other_weights(trained, begun, capsys):
+    assert main([*arguments(begun, trained), "--from-scratch"]) == 2
+    assert f"--workdir {trained}: was begun with {begun / 'from'}, not with random weights" in capsys.readouterr().err
+
+
 def batch_of(rows, seed):
     batch = reference.random_batch(CONFIG, seed, rows=rows)
     batch |= {"place": np.zeros(rows, np.int32), "labels": batch["tokens"][:, 0] % 3}
