@@ -67,6 +67,12 @@ class Training(How):
     """Steps between two checkpoints; by default those of an epoch."""
     patience: int = 0
     """Stop when so many evaluations have come after the best one; 0 never does."""
+    coordinator: str | None = None
+    """HOST:PORT of process 0, where nothing else (Cloud TPU, GKE, Slurm, Open MPI) brings the processes together."""
+    processes: int | None = None
+    """How many processes run, with --coordinator."""
+    process: int | None = None
+    """Which of them this is, from 0, with --coordinator."""
     track: tuple[str, ...] = ()
     """Also send the figures to wandb (Weights & Biases), trackio (Hugging Face), or both."""
 

@@ -148,13 +148,14 @@ class TaskData:
     """The rows of a task's files, for what trains on a `Corpus`, of whose attributes it has those that are read.
 
     rows: 'train' and 'heldout' -> Rows.   source: what they are of.   vocab_size: of the model.
+    right: what answers are compared with, which rows may not hold.
     """
 
-    def __init__(self, rows: Mapping[str, Rows], source: str, tokenizer_path: Path, vocab_size: int):
+    def __init__(self, rows: Mapping[str, Rows], source: str, tokenizer_path: Path, vocab_size: int, right: str):
         self.rows, self.tokenizer_path, self.vocab_size = dict(rows), tokenizer_path, vocab_size
         self.special = stored.load(tokenizer_path).special
         self.path = self.source = source
-        hashed = hashlib.sha256()
+        hashed = hashlib.sha256(right.encode())
         for of_split in self.rows.values():
             for array in (*of_split[:3], *of_split.columns.values(), *of_split.of_tokens.values()):
                 hashed.update(np.ascontiguousarray(array).view(np.uint8))

@@ -141,7 +141,10 @@ def prepared(
         return programs.evaluators
 
     stored.save(made, folder)
-    data = {name: TaskData(one.rows, str(tasks[name].train), folder, model.vocab_size) for name, one in read.items()}
+    data = {}
+    for name, one in read.items():
+        right = repr([example.label for example in one.dev.examples])
+        data[name] = TaskData(one.rows, str(tasks[name].train), folder, model.vocab_size, right)
     return recipe, data, evaluators, loop_options(options, epoch, tasks)
 
 

@@ -13,6 +13,7 @@ from finetune.training import Files, finetune
 from pretrain.commands.arguments import UNNAMED
 from pretrain.commands.platform import keep_compiled_with
 from pretrain.training.signals import stop_request
+from tpu.cluster import ending_together, join
 from tpu.compiled import keep_programs_whole
 
 
@@ -26,12 +27,18 @@ def train(tasks: dict[str, Files], options: Training) -> int:
     keep_compiled_with(options.workdir)
     keep_programs_whole()
     with stop_request() as stop:
-        return finetune(tasks, options, stop)
+        join(options.coordinator, options.processes, options.process)
+        with ending_together():
+            return finetune(tasks, options, stop)
 
 
 def parse_run(arguments: Sequence[str]) -> tuple[FinetuningTask, Run]:
     """`classify --from RUN --train FILE --dev FILE --workdir DIR` -> the task with its fields, and how it is run."""
     name, *rest = arguments or [""]
+    if name in ("-h", "--help"):
+        alone = dataclasses.make_dataclass("Arguments", [("options", Annotated[Run, UNNAMED])])
+        alone.__doc__ = f"Finetune a model on a task: {', '.join(TASKS)}. Each has further options: TASK --help."
+        parse(alone, [name], "python -m finetune run TASK")
     if name not in TASKS:
         what = "run: name a task first, as in `python -m finetune run classify`; there is no"
         raise UserError(unknown(what, name, TASKS))

@@ -180,3 +180,10 @@ def test_a_label_that_only_dev_has_is_named_with_its_line(begun, tmp_path, capsy
     write(tmp_path / "dev.tsv", [("a", "b", "yes"), ("a", "b", "yess")])
     assert main([*arguments(begun, tmp_path / "run"), "--dev", str(tmp_path / "dev.tsv")]) == 2
     assert "dev.tsv, line 3: --train has no label yess; did you mean yes?" in capsys.readouterr().err
+
+
+def test_help_of_run_names_the_tasks_and_how_they_are_run(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--help"])
+    said = capsys.readouterr().out
+    assert not ended.value.code and "answer, choose, classify, tag, write" in said and "--layer-decay" in said
