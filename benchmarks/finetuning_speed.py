@@ -5,7 +5,8 @@
 RUN is a pretrained BERT or another whose export has a class there; the files are those of `finetune run classify`.
 Ours is the step and the loader of `finetune run` with its buckets of length, and the prediction of `finetune eval`;
 theirs Trainer with group_by_length and padding to the longest row of a batch. Each has all cores while the other waits.
-A turn of training is so many steps, one of evaluation all of --dev; what is read and tokenized before is in neither.
+Trainer needs `pip install accelerate`. A turn of training is so many steps, one of evaluation all of --dev; what is
+read and tokenized before is in neither.
 """
 
 import dataclasses
