@@ -32,8 +32,9 @@ class DevelopmentSets:
     def __init__(self, sets: Mapping[str, Development], stages: Mapping[str, Stage]):
         self.sets, self.of = sets, {}
         for name, stage in stages.items():
-            task = stage.task.objective
-            self.of[group_of(name)] = task, Predictor(task, stage.assembly, stage.mesh, stage.phase.length)
+            task, group = stage.task.objective, group_of(name)
+            if group not in self.of:
+                self.of[group] = task, Predictor(task, stage.assembly, stage.mesh, stage.phase.length)
 
     def __call__(self, params: Params, frozen: Params, trained: int) -> dict[str, float]:
         """Figures of each task, and where there are several, the means of their losses and scores."""

@@ -47,10 +47,8 @@ class Predictor:
         options = small_product_options(mesh, looped=assembly.model.program.depth == "scan")
         self.say = jit_on(mesh, assembly, say, options, out_shardings=replicated(mesh))
 
-    def __call__(
-        self, params: Params, frozen: Params, rows: Rows, tell: Callable[[int], Any] = lambda done: None
-    ) -> Said:
-        """tell: is told how many rows are done."""
+    def __call__(self, params: Params, frozen: Params, rows: Rows, tell: Callable[[int], Any]) -> Said:
+        """tell: is told how many further rows are done."""
         outputs: dict[str, list] = {}
         sums, waiting = [], deque()
 

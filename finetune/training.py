@@ -205,18 +205,19 @@ def recipe_of(read: Mapping[str, Read], model: Any, options: Training) -> Recipe
             rows = int(((lengths > above) & (lengths <= end)).sum())
             of_bucket = dataclasses.replace(one.task, bucket=(above, end))
             tasks.append(Task(f"{name}:{end}", of_bucket, float(rows), name))
-    frozen = tuple(dict.fromkeys(row.path.partition("/")[0] for row in family_of(model).table(model)))
+    first = tasks[0].objective
+    trunk = tuple(dict.fromkeys(row.path.partition("/")[0] for row in family_of(model).table(model)))
     return Recipe(
         name=options.workdir.name,
         source="finetuning",
         model=model,
-        objective=tasks[0].objective,
+        objective=first,
         optimizer=Optimizer(decay=options.decay, layer_decay=options.layer_decay),
         schedule=Schedule(peak=options.peak, warmup=options.warmup),
-        phases=(one.task.phase(1.0, options.length, options.batch_size, tasks=tuple(tasks), **one.task.sizes),),
+        phases=(first.phase(1.0, options.length, options.batch_size, tasks=tuple(tasks), **first.sizes),),
         steps=math.ceil(number * options.epochs / options.batch_size),
         seed=options.seed,
-        frozen=frozen if options.lora else options.frozen,
+        frozen=trunk if options.lora else options.frozen,
         lora=Lora(options.lora) if options.lora else None,
     )
 

@@ -10,6 +10,7 @@ from data_pipelines.examples import chunks
 from data_pipelines.examples.layout import Piece
 from data_pipelines.formats.values import CODE
 from data_pipelines.order import permute
+from data_pipelines.tokenizers.made import text_end
 from data_pipelines.tokenizers.prefixes import role_of
 
 OLD_CODES = "codes"  # the field of control codes, by sentence, before there were values of documents
@@ -152,9 +153,8 @@ def prefix_field(corpus: Corpus) -> str | None:
 
 def end_token(corpus: Corpus) -> int:
     """The token that ends a document: the special token 'eod', or 'sep' without one. UserError for neither."""
-    for role in ("eod", "sep"):
-        if role in corpus.special:
-            return corpus.special[role]
+    if (end := text_end(corpus.special)) is not None:
+        return end
     raise UserError(
         f"corpus {corpus.path} has no eod or sep token, one of which has to end documents; "
         "prepare it with --end-of-text, which adds one"

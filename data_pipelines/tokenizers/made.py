@@ -1,6 +1,7 @@
 """A tokenizer with its special tokens by role."""
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from tokenizers import Tokenizer, processors
@@ -27,6 +28,11 @@ class Made(NamedTuple):
     tokenizer: Tokenizer
     special: dict[str, int]  # role -> id
     config: dict  # of tokenizer_config.json, besides the roles' tokens
+
+
+def text_end(special: Mapping[str, int]) -> int | None:
+    """The token that ends texts: the special token 'eod', or 'sep' without one; None without either."""
+    return special.get("eod", special.get("sep"))
 
 
 def names_in(config: dict) -> dict[str, str]:

@@ -12,6 +12,7 @@ from data_pipelines.examples.layout import Feature
 from data_pipelines.examples.next_tokens import delimiter_token
 from data_pipelines.examples.text_to_text import as_batch
 from data_pipelines.text.encoding import Encoder
+from data_pipelines.tokenizers.made import text_end
 from finetune import metrics
 from finetune.files import Record, Told, as_text, records, tell
 from finetune.rows import Rows, joined
@@ -112,9 +113,8 @@ class Write(FinetuningTask):
             if len(target) >= self.target_length:
                 told["targets with more than --target-length, which are cut"].append(one.where)
         tell(told)
-        if not (ending := [made.special[role] for role in ("eod", "sep") if role in made.special]):
+        if (end := text_end(made.special)) is None:
             raise UserError("--from: its tokenizer has no eod or sep token, which has to end texts; take another")
-        end = ending[0]
         inputs = [text[:room] for text in inputs]
         targets = [np.append(target[: self.target_length - 1], end) for target in targets]
         is_known = np.array([one.label is not None for one in examples])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.blocks.activations import ACTIVATIONS
-from models.blocks.crf import Crf
+from models.blocks.crf import Crf, crf_head
 from models.blocks.dense import Dense
 from models.blocks.embeddings import padded_vocab
 from models.blocks.norm import Norm
@@ -172,6 +172,29 @@ def task_head(
     of_score = "label" if features is None else None
     scores = dense_parameters(f"{name}/scores", ("width", of_score), {part: hf})
     return Head(name, module, (*rows, *scores[: 1 + biased]), reads)
+
+
+# What BERT and most of its descendants have to tell of words
+WORD_HEADS = (
+    task_head(TAGGER, "classifier"),
+    crf_head(),
+    task_head(SPANS, "qa_outputs", features=2, drops=False),
+)
+
+
+def pooled_choice() -> Head:
+    """What scores a choice by what is pooled."""
+    return task_head(CHOICE, "classifier", features=1, reads=POOLER)
+
+
+def task_classes(hf: str, *classifier: str) -> dict[str, tuple[str, ...]]:
+    """The Hugging Face classes of heads for tasks, whose names begin so.   classifier: the heads of that of rows."""
+    return {
+        f"{hf}ForSequenceClassification": classifier,
+        f"{hf}ForTokenClassification": (TAGGER,),
+        f"{hf}ForQuestionAnswering": (SPANS,),
+        f"{hf}ForMultipleChoice": (POOLER, CHOICE),
+    }
 
 
 def tied_logits(hidden: Array, table: Array, bias: Array, vocab_size: int) -> Array:

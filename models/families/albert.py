@@ -9,17 +9,16 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from models.attention.encoder import EncoderConfig, encoder_family
-from models.blocks.crf import crf_head
 from models.blocks.heads import (
-    CHOICE,
     CLASSIFIER,
     PAIR,
     POOLER,
-    SPANS,
-    TAGGER,
     TOKENS,
+    WORD_HEADS,
     pair_head,
+    pooled_choice,
     pooler,
+    task_classes,
     task_head,
     token_head,
 )
@@ -129,18 +128,13 @@ FAMILY = encoder_family(
         pooler("albert.pooler"),
         pair_head("sop_classifier.classifier"),
         task_head(CLASSIFIER, "classifier", reads=POOLER),
-        task_head(TAGGER, "classifier"),
-        crf_head(),
-        task_head(SPANS, "qa_outputs", features=2, drops=False),
-        task_head(CHOICE, "classifier", features=1, reads=POOLER),
+        *WORD_HEADS,
+        pooled_choice(),
     ),
     architectures={
         "AlbertForMaskedLM": (TOKENS,),
         "AlbertForPreTraining": (TOKENS, POOLER, PAIR),
-        "AlbertForSequenceClassification": (POOLER, CLASSIFIER),
-        "AlbertForTokenClassification": (TAGGER,),
-        "AlbertForQuestionAnswering": (SPANS,),
-        "AlbertForMultipleChoice": (POOLER, CHOICE),
+        **task_classes("Albert", POOLER, CLASSIFIER),
     },
     model_type="albert",
     decoder="predictions",

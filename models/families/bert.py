@@ -6,17 +6,16 @@ Hugging Face: BertForPreTraining, BertForMaskedLM without the pair head, and the
 import dataclasses
 
 from models.attention.encoder import EncoderConfig, encoder_family
-from models.blocks.crf import crf_head
 from models.blocks.heads import (
-    CHOICE,
     CLASSIFIER,
     PAIR,
     POOLER,
-    SPANS,
-    TAGGER,
     TOKENS,
+    WORD_HEADS,
     pair_head,
+    pooled_choice,
     pooler,
+    task_classes,
     task_head,
     token_head,
 )
@@ -46,19 +45,14 @@ FAMILY = encoder_family(
         pooler("bert.pooler.dense"),
         pair_head("cls.seq_relationship"),
         task_head(CLASSIFIER, "classifier", reads=POOLER),
-        task_head(TAGGER, "classifier"),
-        crf_head(),
-        task_head(SPANS, "qa_outputs", features=2, drops=False),
-        task_head(CHOICE, "classifier", features=1, reads=POOLER),
+        *WORD_HEADS,
+        pooled_choice(),
     ),
     model_type="bert",
     decoder="cls.predictions",
     architectures={
         "BertForMaskedLM": (TOKENS,),
         "BertForPreTraining": (TOKENS, POOLER, PAIR),
-        "BertForSequenceClassification": (POOLER, CLASSIFIER),
-        "BertForTokenClassification": (TAGGER,),
-        "BertForQuestionAnswering": (SPANS,),
-        "BertForMultipleChoice": (POOLER, CHOICE),
+        **task_classes("Bert", POOLER, CLASSIFIER),
     },
 )

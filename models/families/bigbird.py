@@ -31,6 +31,7 @@ from models.blocks.heads import (
     TOKENS,
     TaskHead,
     pair_head,
+    pooled_choice,
     pooler,
     task_head,
     token_head,
@@ -133,7 +134,7 @@ FAMILY = encoder_family(
         task_head(TAGGER, "classifier"),
         crf_head(),
         _span_head("qa_classifier"),
-        task_head(CHOICE, "classifier", features=1, reads=POOLER),
+        pooled_choice(),
     ),
     # All classes but one have the pooler.
     architectures={

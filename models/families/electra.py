@@ -21,10 +21,9 @@ from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.transformer import encode
 from models.blocks.activations import ACTIVATIONS
 from models.blocks.checks import SHARED, TABLES, check_activation, check_sizes
-from models.blocks.crf import crf_head
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings
-from models.blocks.heads import CHOICE, CLASSIFIER, SPANS, TAGGER, TokenHead, task_head
+from models.blocks.heads import CHOICE, CLASSIFIER, SPANS, TAGGER, WORD_HEADS, TokenHead, task_head
 from models.blocks.layer import layer_sizes
 from models.blocks.tables import (
     HF_ASSUMED,
@@ -270,9 +269,7 @@ ENCODER = encoder_family(
     table=_encoder_parameters,
     heads=(
         task_head(CLASSIFIER, "classifier.out_proj", "classifier.dense", "gelu"),  # whatever the layers'
-        task_head(TAGGER, "classifier"),
-        crf_head(),
-        task_head(SPANS, "qa_outputs", features=2, drops=False),
+        *WORD_HEADS,
         task_head(CHOICE, "classifier", "sequence_summary.summary", "gelu", features=1, summary=True),
     ),
     architectures={

@@ -9,8 +9,7 @@ here it has none.
 import dataclasses
 
 from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, seen
-from models.blocks.crf import crf_head
-from models.blocks.heads import CLASSIFIER, SPANS, TAGGER, task_head
+from models.blocks.heads import CLASSIFIER, SPANS, TAGGER, WORD_HEADS, task_head
 from models.blocks.tables import (
     GPT_FIELDS,
     GPT_INNER,
@@ -87,9 +86,7 @@ FAMILY = Family(
     table=parameters,
     heads=(
         task_head(CLASSIFIER, "score", drops=False, biased=False),
-        task_head(TAGGER, "classifier"),
-        crf_head(),
-        task_head(SPANS, "qa_outputs", features=2, drops=False),
+        *WORD_HEADS,
     ),
     hf={
         "model": HuggingFace(

@@ -17,8 +17,16 @@ import numpy as np
 from models.attention.encoder import EncoderConfig, encoder_family, encoder_parameters
 from models.attention.global_tokens import GlobalWeights
 from models.attention.patterns.pattern import Pattern, check
-from models.blocks.crf import crf_head
-from models.blocks.heads import CHOICE, CLASSIFIER, POOLER, SPANS, TAGGER, TOKENS, pooler, task_head, token_head
+from models.blocks.heads import (
+    CLASSIFIER,
+    TOKENS,
+    WORD_HEADS,
+    pooled_choice,
+    pooler,
+    task_classes,
+    task_head,
+    token_head,
+)
 from models.blocks.tables import OFFSET_POSITIONS, PADDING, dense_parameters
 from models.core.family import Converter
 from models.core.parameters import LAYERS, Parameter
@@ -84,17 +92,12 @@ FAMILY = encoder_family(
         token_head("lm_head", "dense", "layer_norm", activation="gelu"),
         pooler("longformer.pooler.dense"),
         task_head(CLASSIFIER, "classifier.out_proj", "classifier.dense", "tanh"),
-        task_head(TAGGER, "classifier"),
-        crf_head(),
-        task_head(SPANS, "qa_outputs", features=2, drops=False),
-        task_head(CHOICE, "classifier", features=1, reads=POOLER),
+        *WORD_HEADS,
+        pooled_choice(),
     ),
     architectures={
         "LongformerForMaskedLM": (TOKENS,),
-        "LongformerForSequenceClassification": (CLASSIFIER,),
-        "LongformerForTokenClassification": (TAGGER,),
-        "LongformerForQuestionAnswering": (SPANS,),
-        "LongformerForMultipleChoice": (POOLER, CHOICE),
+        **task_classes("Longformer", CLASSIFIER),
     },
     model_type="longformer",
     decoder="lm_head",

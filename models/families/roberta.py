@@ -10,17 +10,16 @@ from collections.abc import Collection
 from typing import ClassVar
 
 from models.attention.encoder import EncoderConfig, encoder_family
-from models.blocks.crf import crf_head
 from models.blocks.heads import (
-    CHOICE,
     CLASSIFIER,
     PAIR,
     POOLER,
-    SPANS,
-    TAGGER,
     TOKENS,
+    WORD_HEADS,
     pair_head,
+    pooled_choice,
     pooler,
+    task_classes,
     task_head,
     token_head,
 )
@@ -56,18 +55,13 @@ FAMILY = encoder_family(
         pooler("roberta.pooler.dense"),
         pair_head("pair"),
         task_head(CLASSIFIER, "classifier.out_proj", "classifier.dense", "tanh"),
-        task_head(TAGGER, "classifier"),
-        crf_head(),
-        task_head(SPANS, "qa_outputs", features=2, drops=False),
-        task_head(CHOICE, "classifier", features=1, reads=POOLER),
+        *WORD_HEADS,
+        pooled_choice(),
     ),
     architectures={
         "RobertaForMaskedLM": (TOKENS,),
         "RobertaForPreTraining": (TOKENS, POOLER, PAIR),
-        "RobertaForSequenceClassification": (CLASSIFIER,),
-        "RobertaForTokenClassification": (TAGGER,),
-        "RobertaForQuestionAnswering": (SPANS,),
-        "RobertaForMultipleChoice": (POOLER, CHOICE),
+        **task_classes("Roberta", CLASSIFIER),
     },
     model_type="roberta",
     decoder="lm_head",

@@ -11,7 +11,7 @@ import numpy as np
 
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
-from data_pipelines.tokenizers.made import Made
+from data_pipelines.tokenizers.made import Made, text_end
 
 LONGEST_LINE = 4 << 20  # bytes
 
@@ -165,7 +165,7 @@ class Prompter:
         self, examples: Sequence[Example], made: Made, template: Template, room: int, delimiter: int | None = None
     ):
         self.tokenizer, self.encoder, self.delimiter = made.tokenizer, Encoder(made.tokenizer), delimiter
-        self.end = made.special.get("eod", made.special.get("sep"))
+        self.end = text_end(made.special)
         self.examples, self.template, self.room = examples, template, room
 
     def __call__(self, shots: int, seed: int, with_target: bool) -> list[Prompt]:

@@ -20,7 +20,7 @@ from data_pipelines.formats import table
 from data_pipelines.formats.problems import Problems
 from data_pipelines.formats.source import Source
 from data_pipelines.text.encoding import Encoder
-from data_pipelines.tokenizers.made import Made
+from data_pipelines.tokenizers.made import Made, text_end
 from models.core.parameters import Params
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import Decoding
@@ -49,9 +49,8 @@ def behind(opened: Opened, objectives: Sequence[Objective]) -> list[int]:
     UserError for a tokenizer in which nothing ends an encoder's texts."""
     special = opened.tokenizer.special
     if isinstance(opened.module, EncoderDecoder):
-        for role in ("eod", "sep"):
-            if role in special:
-                return [special[role]]
+        if (end := text_end(special)) is not None:
+            return [end]
         raise UserError(
             f"{opened.source}: its tokenizer has no eod or sep token, one of which has to end inputs; give it one "
             "that has </s> or <sep>"

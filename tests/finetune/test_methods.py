@@ -133,6 +133,8 @@ def test_a_suite_that_is_stopped_goes_on_and_compiles_for_all_seeds_once(begun, 
     assert [of for of, _ in seen[2:]] == [(name, seed) for name in ("alike", "numbers") for seed in "01"]
     assert [placed is None for _, placed in seen[2:]] == [True, False, True, False]
     scores = json.loads((tmp_path / "card.json").read_text())
+    seeds = [RunDirectory(tmp_path / "card" / "alike" / seed).read_recipe().seed for seed in "01"]
+    assert seeds == [0, 1]
     for name, of_task in scores.items():
         for seed, score in enumerate(of_task):
             entries = read_metrics(RunDirectory(tmp_path / "card" / name / str(seed)), "eval")
