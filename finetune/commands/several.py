@@ -2,6 +2,7 @@
 arXiv:1901.11504)."""
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from finetune.options import Training
 from finetune.task_files import of_task_file, task_files
 from finetune.tasks.classify import Classify
 from finetune.training import Files
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,10 +28,12 @@ class Several(Training):
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(Several, arguments, "python -m finetune several")
-    tasks = {}
+    tasks, of_run = {}, {field.name for field in dataclasses.fields(Training)}
     for name, fields in task_files(options.tasks).items():
         task, run = of_task_file(fields, **{"from": options.source, "workdir": options.workdir})
         if not isinstance(task, Classify):
             raise UserError(f"{options.tasks / name}.json: {fields['task']} goes alone; take it out of the folder")
         tasks[name] = Files(task, run.train, run.dev)
+        if unread := sorted(of_run & fields.keys()):
+            log.warning("%s.json: %s of a run alone have no effect here", options.tasks / name, ", ".join(unread))
     return train(tasks, options)

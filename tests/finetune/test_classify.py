@@ -103,12 +103,8 @@ def test_a_hundred_steps_follow_torch_on_transformers_class(tmp_path):
     model = reference.torch_model(CONFIG, "model", heads=(POOLER, CLASSIFIER))
     model.save_pretrained(tmp_path)
     params = reference.load(tmp_path, CONFIG, parameter_shapes(CONFIG, (POOLER, CLASSIFIER)), tmp_path)
-    groups = [
-        {"params": [p for p in model.parameters() if (p.ndim >= 2) == is_matrix], "weight_decay": decay}
-        for is_matrix, decay in ((True, 0.1), (False, 0.0))
-    ]
-    adamw = torch.optim.AdamW(groups, lr=rate, eps=1e-6)
     schedule, optimizer = Schedule("constant", peak=rate, warmup=0.0), Optimizer(decay=0.1, clip=0.0)
+    adamw = reference.torch_adamw(model, optimizer, rate)
     recipe = Recipe("parity", "", CONFIG, task, optimizer, schedule, (Phase(1.0, 32, 8),), steps)
     assembly = assemble(recipe, reference.FLOAT32)
     ours, given = jax.jit(train_step(assembly, {})), given_in(recipe, 0)

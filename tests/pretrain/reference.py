@@ -111,6 +111,15 @@ def pair_labels(batch):
     return torch.from_numpy(np.where(batch["next_sentence"] < 0, -100, batch["next_sentence"]).astype(np.int64))
 
 
+def torch_adamw(model, optimizer, rate):
+    """torch's AdamW with an optimizer's numbers, by which exactly matrices decay."""
+    groups = [
+        {"params": [p for p in model.parameters() if (p.ndim >= 2) == matrices], "weight_decay": decay}
+        for matrices, decay in ((True, optimizer.decay), (False, 0.0))
+    ]
+    return torch.optim.AdamW(groups, lr=rate, betas=(optimizer.b1, optimizer.b2), eps=optimizer.epsilon)
+
+
 def torch_gradients(model):
     """Tensor name -> gradient, or zeros."""
     gradient = lambda p: np.zeros(p.shape, np.float32) if p.grad is None else p.grad.numpy().copy()

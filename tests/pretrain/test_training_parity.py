@@ -21,18 +21,12 @@ STEPS, RATE, DECAY = 100, 1e-3, 0.1
 OPTIMIZER = Optimizer(decay=DECAY, clip=0.0)
 
 
-def torch_adamw(model):
-    """torch's AdamW, by which exactly matrices decay."""
-    groups = [
-        {"params": [p for p in model.parameters() if (p.ndim >= 2) == matrices], "weight_decay": decay}
-        for matrices, decay in ((True, DECAY), (False, 0.0))
-    ]
-    return torch.optim.AdamW(groups, lr=RATE, betas=(OPTIMIZER.b1, OPTIMIZER.b2), eps=OPTIMIZER.epsilon)
-
-
 def test_losses_follow_torch_adamw_for_a_hundred_steps(tmp_path):
     model = reference.torch_model(CASE.model, "model")
-    params, adamw = reference.to_ours({"model": model}, CASE.model, tmp_path), torch_adamw(model)
+    params, adamw = (
+        reference.to_ours({"model": model}, CASE.model, tmp_path),
+        reference.torch_adamw(model, OPTIMIZER, RATE),
+    )
 
     schedule = Schedule("constant", peak=RATE, warmup=0.0)
     phases = (Phase(1.0, cases.LENGTH, 8),)
