@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -21,6 +22,8 @@ from pretrain.schedules import Schedule
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import assemble
+from pretrain.training.opened import open_model
+from pretrain.training.start import load_weights
 from pretrain.training.step import given_in, initial_state, train_step
 from tests.finetune.conftest import arguments, write
 from tests.models.shapes import parameter_shapes
@@ -90,6 +93,21 @@ def test_a_run_does_not_go_on_with_other_examples(trained, begun, tmp_path, caps
 def test_a_run_does_not_go_on_from_other_weights(trained, begun, capsys):
     assert main([*arguments(begun, trained), "--from-scratch"]) == 2
     assert f"--workdir {trained}: was begun with {begun / 'from'}, not with random weights" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("labels", "columns"), [(("no", "yes"), [0, 1]), (("yes", "no"), [1, 0]), (("no", "never"), None)]
+)
+def test_a_run_hands_its_head_on_by_the_names_of_labels(labels, columns, trained):
+    config = dataclasses.replace(RunDirectory(trained).read_recipe().model, labels=labels)
+    shapes = parameter_shapes(config, (POOLER, CLASSIFIER))
+    nothing = lambda: jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
+    corpus = SimpleNamespace(tokenizer_path=RunDirectory(trained).tokenizer)
+    params = load_weights("--from", str(trained), config, shapes, corpus, nothing)
+    before = open_model(trained).params
+    wanted = 0.0 if columns is None else np.asarray(before["classifier"]["scores"]["kernel"])[:, columns]
+    assert (params["classifier"]["scores"]["kernel"] == wanted).all()
+    np.testing.assert_array_equal(params["pooler"]["kernel"], before["pooler"]["kernel"])
 
 
 def batch_of(rows, seed):

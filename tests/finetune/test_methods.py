@@ -91,9 +91,6 @@ def tasks(begun, tmp_path_factory):
     for split in ("train", "dev"):
         lines = (begun / f"{split}.tsv").read_text().replace("\tyes", "\t2.5").replace("\tno", "\t-1.5")
         (folder / f"numbers.{split}.tsv").write_text(lines)
-    lines = (begun / "train.tsv").read_text().splitlines()
-    renamed = [f"{line}{'!' * (number % 2)}" for number, line in enumerate(lines)]  # four labels in place of two
-    (folder / "many.tsv").write_text("\n".join([lines[0], *renamed[1:]]) + "\n")
     shared = {"task": "classify", "text": ["first", "second"], "length": 16, "batch_size": 8, "epochs": 1, "peak": 1e-2}
     files = {split: str(begun / f"{split}.tsv") for split in ("train", "dev")}
     (folder / "alike.json").write_text(json.dumps(shared | files))
@@ -143,20 +140,3 @@ def test_a_suite_that_is_stopped_goes_on_and_compiles_for_all_seeds_once(begun, 
     median = f"{100 * np.median(scores['alike']):.1f}"
     assert f"| alike | accuracy | {median} |" in (tmp_path / "card.md").read_text()
     assert (tmp_path / "card.png").stat().st_size > 1000
-
-
-def test_a_head_for_other_labels_starts_anew_and_one_for_the_same_goes_on(begun, tasks, tmp_path, caplog):
-    one, same, other = tmp_path / "one", tmp_path / "same", tmp_path / "other"
-    short = ["--epochs", 1, "--peak", 0]
-    assert main(arguments(begun, one, "--epochs", 1)) == 0
-    assert main(arguments(begun, same, *short, "--from", one)) == 0
-    head = "classifier/scores/kernel"
-    assert np.array_equal(params_of(one)[head], params_of(same)[head])
-    assert main(["export", str(one), "--to", str(tmp_path / "hf")]) == 0
-    for source in (one, tmp_path / "hf"):
-        arguments_of = arguments(begun, other / source.name, *short, "--from", source)
-        files = ["--train", str(tasks / "many.tsv"), "--dev", str(tasks / "many.tsv")]
-        assert main([*arguments_of, *files]) == 0
-        assert "these start anew: classifier/scores/bias, classifier/scores/kernel" in caplog.text
-        caplog.clear()
-        assert np.array_equal(params_of(one)["pooler/kernel"], params_of(other / source.name)["pooler/kernel"])
