@@ -8,7 +8,7 @@ from tyro.conf import Positional
 
 import finetune.registry  # noqa: F401 (a run's recipe names a task)
 from data_pipelines.command_line import Place, parse
-from pretrain.commands.export import export_model
+from pretrain.commands.export import UNKNOWN, export_model
 from pretrain.storage.best import LOSS
 
 
@@ -24,11 +24,13 @@ class Export:
     """Which checkpoint; by default the best by --dev."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights."""
+    license: str = UNKNOWN
+    """For the model card (README.md), as the Hugging Face hub names it, like apache-2.0 or cc-by-sa-4.0."""
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(Export, arguments, "python -m finetune export")
     best = LOSS if options.step is None else None
-    for folder in export_model(options.run, options.to, options.step, options.dtype, best):
+    for folder in export_model(options.run, options.to, options.step, options.dtype, best, options.license):
         print(folder)
     return 0

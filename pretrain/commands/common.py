@@ -106,13 +106,16 @@ def check_picture(out: Path) -> None:
         raise UserError(f"--out {out}: no picture's name ends like this; use .png, .pdf or .svg")
 
 
-def save_picture(figure, marks: Mapping[str, Any], columns: int, out: Path) -> Path:
-    """Write a matplotlib figure whole or not at all -> the file, of a checked ending; UserError naming --out.
-
-    marks: label -> what stands beside it in the legend.
-    """
+def add_legend(figure, marks: Mapping[str, Any], columns: int) -> None:
+    """A legend below a matplotlib figure.   marks: label -> what stands beside it."""
     legend = {"loc": "outside lower center", "ncols": columns, "fontsize": "small", "frameon": False}
     figure.legend(marks.values(), marks.keys(), **legend)
+
+
+def save_picture(figure, marks: Mapping[str, Any], columns: int, out: Path) -> Path:
+    """Write a matplotlib figure with `add_legend` whole or not at all -> the file, of a checked ending; UserError
+    naming --out."""
+    add_legend(figure, marks, columns)
     temporary = out.with_name(f"{out.stem}.partial{out.suffix}")
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,8 @@ from data_pipelines.cloud import cloud_errors, entries, in_cloud, local_folder, 
 from data_pipelines.command_line import Place
 from pretrain.commands.common import OfModel, import_models, parse_checked
 
+UNKNOWN = "unknown"  # the hub's name for a licence that nobody has stated
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Export(OfModel):
@@ -19,21 +21,30 @@ class Export(OfModel):
     """Folder to write."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights."""
+    license: str = UNKNOWN
+    """For the model card (README.md), as the Hugging Face hub names it, like apache-2.0 or cc-by-sa-4.0."""
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parse_checked(Export, arguments, "export", {})
     import_models()
-    for folder in export_model(options.run, options.to, options.step, options.dtype, options.best):
+    for folder in export_model(options.run, options.to, options.step, options.dtype, options.best, options.license):
         print(folder)
     return 0
 
 
 def export_model(
-    source: Path, to: Path, step: int | None = None, dtype: str = "float32", best_of: str | None = None
+    source: Path,
+    to: Path,
+    step: int | None = None,
+    dtype: str = "float32",
+    best_of: str | None = None,
+    license_name: str = UNKNOWN,
 ) -> list[Path]:
-    """Write the model of a checkpoint, chosen as by `open_model` -> the folders that transformers loads."""
+    """Write the model of a checkpoint, chosen as by `open_model`, a run's with a model card -> the folders that
+    transformers loads."""
     from models.families.registry import family_of
+    from pretrain.commands.model_card import write_card
     from pretrain.huggingface.export import check_replaceable, export
     from pretrain.training.opened import identity_of, open_model
     from tpu.mesh import host_mesh
@@ -44,9 +55,12 @@ def export_model(
     opened = open_model(source, step, host_mesh(), best_of)
     opened.warn_beyond_trained(getattr(opened.config, "positions", 0))
 
+    def card(folder: Path, architecture: str | None) -> None:
+        write_card(folder, opened, architecture, license_name)
+
     def write(folder: Path) -> None:
         with local_folder(opened.tokenizer_folder) as tokenizer:
-            export(opened.params, opened.config, tokenizer, folder, dtype, identity)
+            export(opened.params, opened.config, tokenizer, folder, dtype, identity, card if opened.run else None)
 
     if in_cloud(to):  # folders cannot be renamed there: an earlier export is overwritten file by file
         with cloud_errors(f"export --to {to}"), tempfile.TemporaryDirectory() as temporary:

@@ -4,12 +4,16 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
 from data_pipelines.command_line import Place
 from data_pipelines.errors import UserError
 from pretrain.commands.common import check_picture, import_models, parse_checked, save_picture
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SKIPPED = ("kind", "step", "seconds_left", "step_ms", "model_tflops_per_s", "base_rate", "always_f1")
 LAST = ("gradient_norm", "learning_rate", "tokens_per_s", "mfu")  # after what is learned
@@ -26,23 +30,28 @@ class Plot:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """One panel per figure, training thin and held-out thick, a colour per run, or per corpus of a run where it has
-    figures of several."""
     options = parse_checked(Plot, arguments, "plot", {})
     if not options.runs:
         raise UserError("plot: name the --workdir of a run or several, as in `python -m pretrain plot RUN --out x.png`")
     import_models()
+    check_picture(options.out)
+    print(save_picture(*curves(options.runs), options.out))
+    return 0
+
+
+def curves(runs: Sequence[Path]) -> tuple["Figure", dict, int]:
+    """One panel per figure, training thin and held-out thick, a colour per run, or per corpus of a run where it has
+    figures of several -> what `save_picture` takes. UserError for a run without figures."""
     from matplotlib.figure import Figure
 
     from pretrain.storage.journal import read_metrics
     from pretrain.storage.run_directory import RunDirectory
 
-    check_picture(options.out)
-    curves = {run: {kind: read_metrics(RunDirectory(run), kind) for kind in ("train", "eval")} for run in options.runs}
-    for run, kinds in curves.items():
+    measured = {run: {kind: read_metrics(RunDirectory(run), kind) for kind in ("train", "eval")} for run in runs}
+    for run, kinds in measured.items():
         if not any(kinds.values()):
             raise UserError(f"{run} has no figures to plot: is it the --workdir of a run?")
-    entries = [entry for kinds in curves.values() for kind in kinds.values() for entry in kind]
+    entries = [entry for kinds in measured.values() for kind in kinds.values() for entry in kind]
     found = dict.fromkeys(name for entry in entries for name in entry if name not in SKIPPED)
     sources = list(dict.fromkeys(name.rpartition("/")[0] for name in found))
     names = dict.fromkeys(name.rpartition("/")[2] for name in found)
@@ -52,13 +61,11 @@ def main(arguments: Sequence[str]) -> int:
     figure = Figure((4.5 * columns, 3 * lines), layout="constrained")
     axes = figure.subplots(lines, columns, squeeze=False)
     for panel, name in zip(axes.flat, names, strict=False):
-        _draw(panel, name, sources, curves)
+        _draw(panel, name, sources, measured)
     for panel in axes.flat[len(names) :]:
         panel.axis("off")
     drawn = (zip(*panel.get_legend_handles_labels(), strict=True) for panel in axes.flat)
-    labelled = {label: handle for lines in drawn for handle, label in lines}
-    print(save_picture(figure, labelled, columns, options.out))
-    return 0
+    return figure, {label: handle for lines in drawn for handle, label in lines}, columns
 
 
 def _draw(panel, name: str, sources: Sequence[str], curves: dict) -> None:

@@ -1,11 +1,13 @@
 """Write parameters as Hugging Face folders: AutoTokenizer loads each, AutoModel where transformers has the class."""
 
+import contextlib
+import hashlib
 import json
 import logging
 import math
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import jax
@@ -29,20 +31,30 @@ from pretrain.huggingface.tensors import Tensor, absent, architecture, fields_of
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 LIMIT = 5_000_000_000  # bytes of a file's tensors, but for one that is larger
-FILES = ("config.json", "generation_config.json", "added_tokens.json", WHOLE, INDEX, f"{CRF}.safetensors")
-MARK = "export.json"  # says of which run an export is
+CARD, CURVES = "README.md", "curves.png"
+FILES = ("config.json", "generation_config.json", "added_tokens.json", WHOLE, INDEX, f"{CRF}.safetensors", CARD, CURVES)
+MARK = "export.json"  # says of which run an export is, and the hash of its card
 VOCABULARY_FILES = ("vocab.txt", "vocab.json", "merges.txt")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *VOCABULARY_FILES)
 
 log = logging.getLogger(__name__)
 
 
-def export(params: Mapping, config, tokenizer_path: Path, folder: Path, dtype: str = "float32", run: str = "") -> None:
+def export(
+    params: Mapping,
+    config,
+    tokenizer_path: Path,
+    folder: Path,
+    dtype: str = "float32",
+    run: str = "",
+    write_card: Callable[[Path, str | None], None] | None = None,
+) -> None:
     """Write the weights, in one file or several, config.json and the tokenizer's files for each part of the model.
 
     params: nested dict of arrays.   config: the family's, whose vocab_size is the tokenizer's.
     tokenizer_path: folder of Hugging Face tokenizer files.   dtype: of the weights.
     run: its identity.   folder: new, empty, or an earlier export of the same run, which is replaced as a whole.
+    write_card: writes README.md and its picture into a folder, given the class of the model that is at its top.
     UserError for any other folder, and where it cannot be written; then the earlier export is untouched.
     """
     folder = Path(folder)
@@ -82,7 +94,10 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path, dtype: s
             file = target / "tokenizer_config.json"
             if (positions := getattr(config, "positions", None)) and file.exists():
                 file.write_text(_json(json.loads(file.read_text("utf-8")) | {"model_max_length": positions}), "utf-8")
-        (partial / MARK).write_text(_json({"run": run}), "utf-8")
+        if write_card:
+            top = next((part for part in parts if not parts[part].folder), None)
+            write_card(partial, top and architecture(config, top, params))
+        (partial / MARK).write_text(_json({"run": run, "card": _hash(partial / CARD)}), "utf-8")
         _replace(folder, partial)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -148,6 +163,10 @@ def _json(fields: dict) -> str:
     return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
 
 
+def _hash(file: Path) -> str | None:
+    return hashlib.sha256(file.read_bytes()).hexdigest() if is_file(file) else None
+
+
 def check_replaceable(folder: Path, run: str) -> None:
     """UserError when the folder, local or gs://, holds anything but an earlier export of a run of this identity, and
     when the command was given inside it."""
@@ -158,8 +177,13 @@ def check_replaceable(folder: Path, run: str) -> None:
         return
     if MARK not in inside:
         raise UserError(f"export --to {folder}: holds {inside[0]} and no {MARK}, so it is no export; give a new folder")
-    if (folder / MARK).read_bytes() != _json({"run": run}).encode():
+    mark = None
+    with contextlib.suppress(ValueError):
+        mark = json.loads((folder / MARK).read_bytes())
+    if not isinstance(mark, dict) or mark.get("run") != run:
         raise UserError(f"export --to {folder}: holds another run's export; give a new folder, or remove this one")
+    if CARD in inside and mark.get("card") != _hash(folder / CARD):
+        raise UserError(f"export --to {folder}: its {CARD} was edited; give a new folder, or move that file away")
 
 
 def _check_only(folder: Path, parts: set[str]) -> list[str]:

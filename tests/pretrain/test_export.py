@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import transformers
+from huggingface_hub import ModelCard
 from rich.console import Console
 
 from data_pipelines.corpus import Corpus
@@ -16,8 +17,10 @@ from data_pipelines.errors import UserError
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
 from models.families.registry import family_of
+from pretrain.__main__ import main
 from pretrain.huggingface.export import check_replaceable
 from pretrain.recipe import resolve
+from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import run as runs
 from tests.pretrain import tiny
@@ -100,3 +103,28 @@ def test_a_run_says_at_its_start_that_its_export_will_not_fit(corpus_path, tmp_p
     log = RunDirectory(tmp_path).log.read_text()
     assert f"--corpus {corpus_path}: the tokenizer writes two texts as 'cls A sep B sep', this model is" in log
     assert "prepare the corpus with --tokenizer sentencepiece-unigram --specials xlnet" in log
+
+
+def test_a_run_s_export_has_a_model_card_which_is_not_replaced_once_it_was_edited(uninterrupted, tmp_path, capsys):
+    folder, to = tmp_path / "hf", ["--to", str(tmp_path / "hf")]
+    assert main(["export", str(uninterrupted), *to, "--license", "cc-by-sa-4.0"]) == 0
+    card = ModelCard.load(folder / "README.md")
+    header = {
+        "license": "cc-by-sa-4.0",
+        "library_name": "transformers",
+        "pipeline_tag": "fill-mask",
+        "language": ["en"],
+    }
+    assert header.items() <= card.data.to_dict().items()
+    loss = read_metrics(RunDirectory(uninterrupted), "eval")[-1]["loss"]
+    for text in ("BertForPreTraining.from_pretrained", "steps 0 to 12", "documents", f"| loss | {loss:.5g} |"):
+        assert text in card.text
+    assert str(uninterrupted.parent) not in card.text
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+    assert main(["export", str(uninterrupted), *to]) == 0  # the same run's, as it was written
+    assert "license: unknown" in (folder / "README.md").read_text()
+    (folder / "README.md").write_text("# Mine")
+    assert main(["export", str(uninterrupted), *to]) == 2
+    assert "README.md was edited" in capsys.readouterr().err
+    assert (folder / "README.md").read_text() == "# Mine"

@@ -1,0 +1,134 @@
+"""The model card of an export, README.md: how the model was trained, on what, and how good it is."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from data_pipelines import corpus as corpora
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from models.core.parameters import count
+from pretrain.commands.common import add_legend
+from pretrain.commands.plot import curves
+from pretrain.huggingface.export import CARD, CURVES
+from pretrain.recipe import boundaries, tasks_of
+from pretrain.storage.journal import read_metrics
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.opened import Opened
+
+# What a transformers class does, by the end of its name, as huggingface.co/tasks calls it
+TASKS = {
+    "PreTraining": "fill-mask",
+    "MaskedLM": "fill-mask",
+    "LMHeadModel": "text-generation",
+    "CausalLM": "text-generation",
+    "ConditionalGeneration": "text2text-generation",
+    "SequenceClassification": "text-classification",
+    "TokenClassification": "token-classification",
+    "QuestionAnswering": "question-answering",
+    "MultipleChoice": "multiple-choice",
+}
+
+
+def write_card(folder: Path, opened: Opened, architecture: str | None, license_name: str) -> None:
+    """Write the card and a picture of the learning curves into the folder of a run's export.
+
+    architecture: the transformers class, None where there is none.   license_name: as the hub has it, like apache-2.0.
+    """
+    directory = RunDirectory(opened.source)
+    known = _corpora(directory)
+    sections = [
+        _header(architecture, license_name, known),
+        f"# {directory.path.name}",
+        _summary(opened, architecture),
+        "## Training\n\n" + _table(_training(opened, directory)),
+        "## Data\n\n" + _table(_data(directory, known)),
+    ]
+    if evaluations := [one for one in read_metrics(directory, "eval") if one["step"] <= opened.step]:
+        figures = {name: f"{value:.5g}" for name, value in evaluations[-1].items() if name not in ("kind", "step")}
+        step = evaluations[-1]["step"]
+        sections.append(f"## Evaluation\n\nHeld-out figures after step {step:,}.\n\n" + _table(figures))
+    if any(read_metrics(directory, kind) for kind in ("train", "eval")):
+        figure, marks, columns = curves([opened.source])
+        add_legend(figure, marks, columns)
+        figure.savefig(folder / CURVES, dpi=110)
+        sections.append(f"![Learning curves]({CURVES})")
+    (folder / CARD).write_text("\n\n".join(sections) + "\n", "utf-8")
+
+
+def _corpora(directory: RunDirectory) -> dict[str, Corpus]:
+    """The run's corpora by name, as far as they are where they were."""
+    try:
+        return directory.open_corpora()
+    except UserError:
+        return {}
+
+
+def _header(architecture: str | None, license_name: str, known: Mapping[str, Corpus]) -> str:
+    """What the hub sorts models by."""
+    from huggingface_hub import ModelCardData
+
+    languages = {code for corpus in known.values() for code in _values(corpus, "languages")}
+    task = next((task for ending, task in TASKS.items() if architecture and architecture.endswith(ending)), None)
+    library = "transformers" if architecture else None
+    fields = ModelCardData(
+        language=sorted(languages) or None, license=license_name, library_name=library, pipeline_tag=task, tags=["jax"]
+    )
+    return f"---\n{fields.to_yaml()}\n---"
+
+
+def _summary(opened: Opened, architecture: str | None) -> str:
+    recipe, family = opened.recipe, type(opened.config).__name__.removesuffix("Config")
+    text = (
+        f"{family} with {count(opened.params) / 1e6:.1f}M parameters, trained for {opened.step:,} of {recipe.steps:,} "
+    )
+    text += f"steps (recipe `{recipe.name}`, {recipe.source})."
+    if architecture is None:
+        return text + " transformers has no class for it."
+    lines = f"from transformers import AutoTokenizer, {architecture}", "", "folder = ..."
+    lines += f"model = {architecture}.from_pretrained(folder)", "tokenizer = AutoTokenizer.from_pretrained(folder)"
+    return "\n".join([text, "", "```python", *lines, "```"])
+
+
+def _training(opened: Opened, directory: RunDirectory) -> dict[str, str]:
+    recipe, about = opened.recipe, directory.read_run()
+    ends, found = [0, *boundaries(recipe)], {}
+    for number, phase in enumerate(recipe.phases):
+        tasks = tasks_of(recipe, phase)
+        name = f"phase {number + 1}" if len(recipe.phases) > 1 else "rows"
+        names = ", ".join(dict.fromkeys(type(task.objective).__name__ for task in tasks))
+        found[name] = f"steps {ends[number]:,} to {ends[number + 1]:,}, {phase}, {names}"
+    found |= {"peak learning rate": f"{recipe.schedule.peak:g}", "seed": str(recipe.seed)}
+    found |= {"began with": Path(about["init_from"]).name} if about.get("init_from") else {}
+    versions = about.get("versions", {})
+    return found | {
+        "hardware": about.get("device", "unknown"),
+        "software": ", ".join(f"{name} {versions[name]}" for name in ("jax", "flax", "code") if versions.get(name)),
+    }
+
+
+def _data(directory: RunDirectory, known: Mapping[str, Corpus]) -> dict[str, str]:
+    """A line for each corpus, without the paths of the machine where it was."""
+    found = {}
+    for name, path in corpora.named(directory.read_run()["corpus"]).items():
+        title = Path(path).name if name == "" else f"{name}: {Path(path).name}"
+        found[title] = "no longer there when this was written"
+        if corpus := known.get(name):
+            train, held_out = corpus.size("train"), corpus.size("heldout")
+            found[title] = (
+                f"{train['documents']:,} documents, {train['tokens']:,} tokens; held out {held_out['documents']:,} "
+                f"documents; {corpus.vocab_size:,} tokens in the vocabulary"
+            )
+            if sources := _values(corpus, "sources"):
+                found[title] += "; of " + ", ".join(source.rsplit("/")[-1] for source in sources)
+    return found
+
+
+def _values(corpus: Corpus, field: str) -> list[str]:
+    """What a field of documents holds."""
+    return corpus.manifest["fields"].get(field, {}).get("values", [])
+
+
+def _table(rows: Mapping[str, str]) -> str:
+    return "\n".join(
+        ["| | |", "|---|---|", *(f"| {name.replace('_', ' ')} | {value} |" for name, value in rows.items())]
+    )
