@@ -1,6 +1,7 @@
 """What a run says of itself: lines and figures, to every sink: the screen, files of the work directory, trackers."""
 
 import contextlib
+import datetime
 import json
 import logging
 import os
@@ -30,11 +31,34 @@ from pretrain.storage.run_directory import RunDirectory, read_object, write_whol
 from pretrain.trackers import Sink, Tracker
 
 TRAINING = "training"
+HIDDEN = "gradient_norm", "learning_rate", "step_ms", "model_tflops_per_s"  # on the screen; the files have them
 
 
 def line_of(kind: str, step: int, figures: Mapping[str, float]) -> str:
-    """Figures for the reader."""
+    """All figures, for the log."""
     return f"{kind:>5} {step:>7}  " + "  ".join(f"{name} {value:.5g}" for name, value in figures.items())
+
+
+def short_line(kind: str, step: int, figures: Mapping[str, float], width: int | None = None) -> str:
+    """What to watch while a run trains, without HIDDEN figures and a loss that is the only term of another.
+
+    width: of the terminal; the line is broken between figures where it is longer.
+    """
+    losses = [name for name in figures if name.endswith("_loss")]
+    alone = losses if [figures[name] for name in losses] == [figures.get("loss")] else ()
+    shown = [_shown(name, value) for name, value in figures.items() if name not in (*HIDDEN, *alone)]
+    lines, indent = [f"{kind:>5} {step:>7}"], " " * 13
+    for text in shown:
+        if width and len(lines[-1]) + len(text) + 2 > width:
+            lines.append(indent)
+        lines[-1] += f"  {text}"
+    return "\n".join(lines)
+
+
+def _shown(name: str, value: float) -> str:
+    if name == "seconds_left":
+        return f"{datetime.timedelta(seconds=round(value))} left"
+    return f"{value:,.0f} tokens/s" if name == "tokens_per_s" else f"{name} {value:.4g}"
 
 
 class Screen(Sink):
@@ -62,7 +86,7 @@ class Screen(Sink):
         self.console.print(line, markup=False, soft_wrap=True)
 
     def figures(self, kind, step, figures):
-        self.say(line_of(kind, step, figures))
+        self.say(short_line(kind, step, figures, self.console.width if self.console.is_terminal else None))
 
     def doing(self, what):
         self.bar.update(self.task, description=what)

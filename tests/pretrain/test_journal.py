@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from pretrain.storage import journal
-from pretrain.storage.journal import Journal, open_journal
+from pretrain.storage.journal import Journal, line_of, open_journal, short_line
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.run import run
 from tests.pretrain import tiny, toys
@@ -69,3 +69,26 @@ def test_a_run_tells_of_every_step_and_of_what_comes_between(corpus_path, tmp_pa
     monkeypatch.setattr(Journal, "progress", lambda self, step: told.append(step))
     run(toys.recipe(steps=4), tiny.options(corpus_path, tmp_path / "run", log_every=4, eval_every=2))
     assert told == ["compiling phase 1", 1, 2, "evaluating", 3, 4, "evaluating"]
+
+
+FIGURES = {"loss": 4.26371, "mlm_loss": 3.58554, "mlm_accuracy": 0.375229, "next_sentence_loss": 0.678173}
+SPEED = {"gradient_norm": 2.19044, "tokens_per_s": 8473.58, "seconds_left": 2800.0}
+
+
+def test_a_line_is_broken_between_figures_and_names_what_is_left():
+    assert short_line("train", 5000, FIGURES | SPEED, 60).splitlines() == [
+        "train    5000  loss 4.264  mlm_loss 3.586",
+        "               mlm_accuracy 0.3752",
+        "               next_sentence_loss 0.6782  8,474 tokens/s",
+        "               0:46:40 left",
+    ]
+    assert len(short_line("train", 5000, FIGURES | SPEED).splitlines()) == 1
+    assert "gradient_norm 2.1904" in line_of("train", 5000, FIGURES | SPEED)
+
+
+def test_the_only_term_of_a_loss_is_not_printed_twice():
+    assert (
+        short_line("eval", 8, {"loss": 4.5, "lm_loss": 4.5, "perplexity": 90.0})
+        == " eval       8  loss 4.5  perplexity 90"
+    )
+    assert "lm_loss 9" in short_line("eval", 8, {"loss": 4.5, "lm_loss": 9.0})
