@@ -83,6 +83,8 @@ class Options(How, Where):  # of bases the last one's fields come first
     """Steps between two evaluations on the held-out set; 0 evaluates only at the end."""
     eval_examples: int = 1024
     """Rows of the fixed held-out set."""
+    sample: bool = True
+    """At each evaluation print what the model makes of a held-out text: its masks filled, or the text continued."""
     checkpoint_every: int = 500
     """Steps between two checkpoints."""
     keep: int = 3

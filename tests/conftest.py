@@ -53,6 +53,14 @@ def pytest_runtest_teardown(item, nextitem):
         gc.collect(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def without_samples():
+    """Runs of the tests print none: each would compile one program more."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pretrain.training.loop.sample", lambda *_: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def corpus_path(tmp_path_factory) -> Path:
     """A corpus as `prepare` writes it: 200 small documents, 195 tokens in its vocabulary. Tests must not change it."""

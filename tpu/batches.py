@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 from jax import Array
+from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh
 
 from tpu.rules import rows
@@ -29,3 +30,8 @@ def place_rows(batch: Mapping[str, np.ndarray], mine: np.ndarray, batch_size: in
         return jax.make_array_from_callback((batch_size, *array.shape[1:]), sharding, part)
 
     return {name: place(array) for name, array in batch.items()}
+
+
+def on_host(array: Array) -> np.ndarray:
+    """The whole of an array, on every host; all hosts ask together."""
+    return np.asarray(array if array.is_fully_addressable else process_allgather(array, tiled=True))

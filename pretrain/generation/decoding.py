@@ -18,6 +18,7 @@ from pretrain.generation.loop import program
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.objective import inputs_of
 from pretrain.objectives.protocols import Encoder, Generator, TokenPredictor, Writer
+from tpu.batches import on_host
 from tpu.mesh import mesh_shape, row_mesh
 
 ROWS = 64  # written at the same time, at most
@@ -53,7 +54,7 @@ def generate(
         tokens, segments = left_padded([prompts[prompt] for prompt, _ in batch])
         of_prompts, of_samples = np.array(batch, np.uint32).T
         noise = row_keys(seed, of_samples, of_prompts)
-        texts = np.asarray(write(params, tokens, segments, noise))  # [rows, texts of each, n]
+        texts = on_host(write(params, tokens, segments, noise))  # [rows, texts of each, n]
         for (prompt, sample), written in zip(batch, texts, strict=True):
             if len(found[prompt]) == sample:  # else one that fills the batch up
                 for text in written[:number].tolist():
@@ -144,14 +145,14 @@ def fill(
         batch["globals"] = global_positions(np.array([row], np.int32), row[-1], global_tokens)
     if lacking := [name for name, one in family_of(model.config).inputs.items() if one.required and name not in batch]:
         raise UserError(f"a model of {name_of(model.config)} reads {lacking[0]!r} beside text; it fills no masks here")
-    scores = jax.jit(_log_probabilities, static_argnums=0)(model, params, inputs_of(model, batch), slots)
+    scores = jax.jit(log_probabilities, static_argnums=0)(model, params, inputs_of(model, batch), slots)
     values, found = jax.lax.top_k(scores, number)
     of_masks = zip(found.tolist(), np.exp(values).tolist(), strict=True)
     return [list(zip(*of_mask, strict=True)) for of_mask in of_masks]
 
 
-def _log_probabilities(model: nn.Module, params: Params, inputs: dict[str, Array], slots: Array) -> Array:
-    """Of the tokens at slots i32[1, n]: f32[n, vocab]."""
+def log_probabilities(model: nn.Module, params: Params, inputs: dict[str, Array], slots: Array) -> Array:
+    """Of the tokens at slots i32[rows, n]: f32[rows * n, vocab]."""
 
     def apply(*arguments, method):
         return model.apply({"params": params}, *arguments, method=method)

@@ -35,6 +35,7 @@ from pretrain.training.placement import (
     of_phase,
     place_given,
 )
+from pretrain.training.samples import sample
 from pretrain.training.signals import EXIT_STOPPED
 from pretrain.training.start import Run
 from pretrain.training.step import Metrics, model_flops
@@ -169,8 +170,11 @@ def _evaluate(run: Run, state: TrainState, phase: int, evaluator: Evaluator) -> 
     step = int(state.step)
     with no_memory(phase, EVALUATE):
         figures = evaluator(state.params, run.frozen, step)
+        said = sample(evaluator, state.params, run.frozen) if run.options.sample and not run.evaluators else None
     run.evaluations[step] = losses(run.recipe, figures)
     run.journal.figures("eval", step, figures)
+    if said:
+        run.journal.say(said)
     run.journal.sync()
     if run.options.keep_best and step in best(run.recipe, run.evaluations, [*run.checkpoints.steps(), step]).values():
         _save(run, state, phase)

@@ -1,0 +1,92 @@
+"""What a model makes of one held-out row, printed at each evaluation: its masks filled, its text continued, or the
+target of its input written."""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax import Array
+
+from data_pipelines.errors import UserError
+from data_pipelines.tokenizers import stored
+from data_pipelines.tokenizers.made import Made, text_end
+from models.core.family import Inputs
+from models.core.parameters import Params
+from models.core.program import Program
+from pretrain.generation.decoding import fills, generate, log_probabilities
+from pretrain.generation.settings import Decoding
+from pretrain.lora import merged
+from pretrain.objectives.objective import inputs_of
+from pretrain.objectives.protocols import EncoderDecoder, Writer
+from pretrain.training.assembly import merge
+from pretrain.training.evaluate import Evaluator, Evaluators
+from tpu.batches import on_host, place_rows
+from tpu.mesh import divided_by, mesh_shape
+
+TOKENS = 32  # of the row that are shown, and that are written
+
+
+def sample(evaluators: Evaluators, params: Params, frozen: Params) -> str | None:
+    """The first held-out row with what the model predicts in it; None for a model that neither fills nor writes.
+
+    params, frozen: of the model, on the evaluators' mesh. All processes call this together.
+    """
+    evaluator = next(iter(evaluators.of.values()))
+    made, model = stored.load(evaluator.corpus.tokenizer_path), evaluator.stage.assembly.model
+    row = {name: array[:1] for name, array in next(evaluator.batches()).items()}
+    whole = merged(merge(params, frozen))
+    if fills(model):
+        return _filled(evaluator, whole, row, made)
+    if not isinstance(model, Writer) or mesh_shape(evaluator.stage.mesh).sequence > 1:
+        return None
+    prompt = row["tokens"][0][row["segments"][0] > 0][:TOKENS].tolist()
+    if isinstance(model, EncoderDecoder):
+        prompt += [text_end(made.special)]
+    stop = tuple(made.special[role] for role in ("eod", "sep") if role in made.special)
+    decoding = Decoding(max_tokens=TOKENS, stop=stop)
+    plain = model.clone(program=Program(model.program.dtype))
+    try:
+        with divided_by(evaluator.stage.mesh):
+            ((written,),) = generate(plain, whole, [prompt], decoding, mesh=evaluator.stage.mesh)
+    except UserError:
+        return None
+    decode = lambda tokens: " ".join(made.tokenizer.decode(tokens, skip_special_tokens=False).split())
+    return f"sample: {decode(prompt)} -> {decode(written)}"
+
+
+def _filled(evaluator: Evaluator, params: Params, row: Mapping[str, np.ndarray], made: Made) -> str:
+    """The row's first tokens; where one is predicted, the likeliest one, and the right one if that is another."""
+    model, mesh = evaluator.stage.assembly.model, evaluator.stage.mesh
+    copies = mesh_shape(mesh).batch_parts  # as the mesh cuts the batch
+    batch = {name: np.repeat(array, copies, axis=0) for name, array in row.items()}
+    placed = place_rows(batch, np.arange(copies), copies, mesh)
+    with divided_by(mesh):
+        guesses = on_host(_likeliest(model, params, inputs_of(model, placed), placed["prediction_positions"]))[0]
+    is_predicted = row["prediction_weights"][0] > 0
+    places, right = (row[f"prediction_{name}"][0][is_predicted].tolist() for name in ("positions", "targets"))
+    predicted = dict(zip(places, zip(guesses[is_predicted].tolist(), right, strict=True), strict=True))
+    return f"sample: {_text(made, row['tokens'][0][:TOKENS].tolist(), predicted)}"
+
+
+@partial(jax.jit, static_argnums=0)
+def _likeliest(model: nn.Module, params: Params, inputs: Inputs, slots: Array) -> Array:
+    """i32[rows, n], the likeliest tokens at slots i32[rows, n]."""
+    return log_probabilities(model, params, inputs, slots).argmax(-1).reshape(slots.shape)
+
+
+def _text(made: Made, tokens: Sequence[int], predicted: Mapping[int, tuple[int, int]]) -> str:
+    """Tokens as text.   predicted: by place the likeliest token and the right one."""
+    special, parts, begin = {*made.special.values()}, [], 0
+    for place in sorted(predicted):
+        if place < len(tokens):
+            guess, right = (made.tokenizer.decode([token], skip_special_tokens=False) for token in predicted[place])
+            shown = f"[{guess}]" if guess == right else f"[{guess}, not {right}]"
+            parts += [_decoded(made, tokens[begin:place], special), shown]
+            begin = place + 1
+    return " ".join(filter(None, [*parts, _decoded(made, tokens[begin:], special)]))
+
+
+def _decoded(made: Made, tokens: Sequence[int], special: Collection[int]) -> str:
+    return made.tokenizer.decode([token for token in tokens if token not in special])
