@@ -1,11 +1,12 @@
-"""What is a pretraining worth on tasks? BERT, ELECTRA and GPT-2 of one size, pretrained with equal FLOPs on WikiText-2,
-finetuned beside the same models with random weights.
+"""What is a pretraining worth on tasks? Models of one size, pretrained with equal FLOPs, finetuned beside the same
+models with random weights.
 
-    python -m benchmarks.finetuning --wikitext2 DIR --tasks DIR [--steps 5000] [--seeds 5] [--out TABLE.md]
+    python -m benchmarks.finetuning --corpus DIR --tasks DIR [--models bert-tiny gpt2-tiny] [--steps 5000]
 
---wikitext2 holds WikiText-2's train.txt and valid.txt (word level), --tasks what `python -m finetune suite` takes.
---steps are BERT's; the others have as many as cost the same. A pretraining has one core, and so have the finetunings of
-a model; as many run at once as there are cores. Differences are paired by seed, with the 95% interval of Student's t.
+--corpus is what `python -m data_pipelines prepare` makes, --tasks what `python -m finetune suite` takes. --steps are
+those of the first model; the others have as many as cost the same. A pretraining has one core, and so have the
+finetunings of a model; as many run at once as there are cores. Differences are paired by seed, with the 95% interval of
+Student's t.
 """
 
 import dataclasses
@@ -21,28 +22,30 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from benchmarks.wikitext2 import Training, cadence, corpus, train
+from benchmarks.wikitext2 import Training, cadence, train
 from data_pipelines.command_line import end_with, parse
 from data_pipelines.corpus import Corpus
 from pretrain.commands.platform import prepare
 
-VOCABULARY = 4096
 SHARED = "--model.dropout 0 --model.attention-dropout 0 --model.init-std 0.05 --phases.0.length 128"
-SHARED += " --phases.0.batch-size 32 --schedule.peak 1e-3"
-MODELS = {"bert-tiny": "", "electra-tiny": "", "gpt2-tiny": ""}
+SHARED += " --phases.0.batch-size 32"
 RANDOM = "random"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Finetune three pretrained models, and the same with random weights, on tasks."""
+    """Finetune pretrained models, and the same with random weights, on tasks."""
 
-    wikitext2: Path
-    """Folder with train.txt and valid.txt."""
+    corpus: Path
+    """What models are pretrained on, with a WordPiece vocabulary."""
     tasks: Path
     """Folder of tasks, as of `python -m finetune suite`."""
+    models: tuple[str, ...] = ("bert-tiny", "electra-tiny", "gpt2-tiny")
+    """Recipes."""
     steps: int = 5000
-    """Of BERT's pretraining."""
+    """Of the pretraining of the first."""
+    peak: float = 1e-3
+    """The highest learning rate of pretraining."""
     seeds: int = 5
     """Runs of each task."""
     workdir: Path = Path("runs/finetuning")
@@ -53,9 +56,8 @@ class Comparison:
 
 def main(arguments: list[str]) -> int:
     options = parse(Comparison, arguments, "python -m benchmarks.finetuning")
-    path = corpus(options.wikitext2, options.workdir, "wordpiece", VOCABULARY)
-    trainings = pretrainings(path, options)
-    minutes = dict(zip(MODELS, train(trainings), strict=True))
+    trainings = pretrainings(options)
+    minutes = dict(zip(options.models, train(trainings), strict=True))
     cores = sorted(os.sched_getaffinity(0))
     free = queue.Queue()
     for core in cores:
@@ -69,20 +71,21 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def pretrainings(path: Path, options: Comparison) -> list[Training]:
+def pretrainings(options: Comparison) -> list[Training]:
     """One of each model, of equal FLOPs."""
     from pretrain.commands.run import parse_run
     from pretrain.recipe import resolve
     from pretrain.training.step import model_flops
 
     flops, made = {}, []
-    for name in MODELS:
-        places = ["--corpus", str(path), "--workdir", "unused"]
-        recipe = resolve(parse_run([name, *places, *SHARED.split()])[0], Corpus(path))
+    settings = (*SHARED.split(), "--schedule.peak", str(options.peak))
+    for name in options.models:
+        places = ["--corpus", str(options.corpus), "--workdir", "unused"]
+        recipe = resolve(parse_run([name, *places, *settings])[0], Corpus(options.corpus))
         flops[name] = model_flops(recipe, recipe.phases[0])
-        steps = round(options.steps * flops["bert-tiny"] / flops[name])
+        steps = round(options.steps * flops[options.models[0]] / flops[name])
         workdir = options.workdir / f"{name}-{steps}"
-        made.append(Training(name, name, 0, (*SHARED.split(), *cadence(steps)), workdir, str(path)))
+        made.append(Training(name, name, 0, (*settings, *cadence(steps)), workdir, str(options.corpus)))
     return made
 
 
@@ -105,7 +108,7 @@ def table_of(cards: Mapping[str, Mapping[str, list[float]]], minutes: Mapping[st
     yield ""
     yield "| model | CPU minutes | " + " | ".join(tasks) + " |"
     yield "|---" * (2 + len(tasks)) + "|"
-    for name in MODELS:
+    for name in options.models:
         cells = [cell(cards[name][task], cards[f"{name} {RANDOM}"][task]) for task in tasks]
         yield f"| {name} | {minutes[name]:.0f} | " + " | ".join(cells) + " |"
 
