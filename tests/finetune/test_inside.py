@@ -87,7 +87,7 @@ def test_probes_read_the_word_off_its_own_states(begun, tmp_path, capsys):
     assert main(["probe", str(begun / "from"), *files, "--out", str(tmp_path), "--length", "8", "--words", "200"]) == 0
     header, *rows = (line.split("\t") for line in (tmp_path / "probe.tsv").read_text().splitlines())
     assert header == ["layer", "accuracy", "share in the mix"]
-    assert [row[0] for row in rows] == ["most frequent tag", "0 (embeddings)", "1", "mix of all"]
+    assert [row[0] for row in rows] == ["most frequent", "0 (embeddings)", "1", "mix of all", "last 1 side by side"]
     assert float(rows[0][1]) < 0.5 and all(float(row[1]) > 0.95 for row in rows[1:])
     assert float(rows[1][2]) + float(rows[2][2]) == pytest.approx(1)
     assert (tmp_path / "probe.png").stat().st_size and "words, see --words" in capsys.readouterr().out
@@ -98,6 +98,8 @@ def test_attention_of_a_text_is_drawn_with_a_line_for_each_head(begun, tmp_path,
     assert main(["attention", str(begun / "from"), "--text", "Kilo mu", "te", "--out", str(out)]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     assert len(lines) == 2 and out.stat().st_size
+    assert main(["attention", str(begun / "from"), "--text", "a", "--trees", "b", "--out", str(out)]) == 2
+    assert "--text: or --trees says what is read; give one of the two" in capsys.readouterr().err
     assert main(["attention", str(begun / "from"), "--text", "a", "b", "c", "--out", str(out)]) == 2
     assert "--text: are 3 texts; give one or two" in capsys.readouterr().err
 
