@@ -101,7 +101,9 @@ def best_heads(opened: Opened, given: Sequence[Tree], length: int, least: int) -
     """
     rows = rows_of_trees(opened, given, length)
     if not rows:
-        raise UserError(f"--trees: has no word in one row with its head; give another file, or more than --length {length}")
+        raise UserError(
+            f"--trees: has no word in one row with its head; give another file, or more than --length {length}"
+        )
     right = np.concatenate(hits(opened, rows), axis=-1)
     offsets = np.concatenate([row.heads - row.dependents for row in rows])
     relations = np.array([given[row.tree].relations[word] for row in rows for word in row.dependents])
