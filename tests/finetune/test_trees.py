@@ -37,6 +37,7 @@ def model(monkeypatch):
 
     monkeypatch.setattr(trees, "looked", looked)
     monkeypatch.setattr("pretrain.training.opened.open_model", lambda *_: opened)
+    return opened
 
 
 def attention(length):
@@ -73,6 +74,9 @@ def test_a_line_of_a_relation_has_the_best_of_all_heads_and_offsets(model, tmp_p
     found = [dict(zip(names, line, strict=True)) for line in lines]
     cut = [LONG[:3], [("a", 0, ""), ("c", 1, "x")]]
     words = [(of, at) for of in (*SHORT, *cut) for at in range(len(of)) if of[at][1]]
+    hits = np.concatenate(trees.hits(model, trees.rows_of_trees(model, trees.trees(file), 11)), axis=-1)
+    for (looks, layer, head, word), hit in np.ndenumerate(hits):
+        assert hit == right(trees.DIRECTIONS[looks], layer, head, *words[word])
     assert [line["relation"] for line in found] == ["all", "x", "y"]
     for line in found:
         asked = [one for one in words if line["relation"] in ("all", one[0][one[1]][2])]
