@@ -1,4 +1,4 @@
-"""python -m finetune run | several | suite | eval | export | probe | attention"""
+"""python -m finetune run | several | suite | eval | export | probe | attention | neighbours"""
 
 from importlib import import_module
 
@@ -15,11 +15,13 @@ USAGE = """python -m finetune COMMAND ...
   export RUN --to DIR                                           the model with its head, for Hugging Face
   probe RUN --train FILE --dev FILE --out DIR                   what linear probes read off each layer, as a picture
   attention RUN --text TEXT --out FILE                          what each head looks at, as a picture
+  attention RUN --trees FILE --out FILE                         which head finds which relations of trees, as a table
+  neighbours RUN --word WORD --texts FILE                       words of a file that are most like one in its context
 
 --help after a command lists its options. Exit status: as of `python -m pretrain`."""
 
 # Each the module of that name in finetune/commands/
-COMMANDS = "run", "several", "suite", "eval", "export", "probe", "attention"
+COMMANDS = "run", "several", "suite", "eval", "export", "probe", "attention", "neighbours"
 
 
 def main(arguments: list[str]) -> int:

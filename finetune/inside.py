@@ -3,13 +3,17 @@
 Nothing in the models says it. Flax lets calls of modules be seen while a model runs, layer by layer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from data_pipelines.errors import UserError
+from data_pipelines.tokenizers.made import Made
+from finetune.rows import Rows, TaskRows, buckets
 from finetune.task import hidden_states
 from models.attention.multi_head import MultiHeadAttention
 from models.core.family import unfit_inputs
@@ -20,6 +24,9 @@ from pretrain.objectives.objective import Batch, Spec
 from pretrain.objectives.protocols import CausalDecoder, EncoderDecoder
 from pretrain.training.opened import Opened
 
+TOKENS = 1 << 12  # of a batch
+LONGEST = 2**31 - 1  # row of a model without positions
+
 
 def unrolled(opened: Opened, spec: Spec) -> nn.Module:
     """The module of a model as one whose layers can be seen.   UserError where it does not read rows of such arrays."""
@@ -29,6 +36,32 @@ def unrolled(opened: Opened, spec: Spec) -> nn.Module:
     if not reads or unfit_inputs(declared, spec):
         raise UserError(f"{opened.source}: into a model of {name_of(module.config)} there is no look yet; take another")
     return module.clone(program=Program(module.program.dtype, depth="unroll"))
+
+
+def looked(
+    opened: Opened, rows: Rows, look: Callable[[nn.Module, Params, Batch], Array], tokens: int = TOKENS
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(numbers of some rows i64[n], what a look says of these [layers, n, ...]) until all rows were there: those of
+    about the same length together.
+
+    tokens: of a batch, about, all of which is in memory at once.
+    """
+    lengths, above = np.maximum(rows.lengths, 1), 0  # one without a token is a row, too
+    for length in buckets(lengths, longest=getattr(opened.config, "positions", LONGEST)):
+        layout = TaskRows(length, above, ())
+        model = unrolled(opened, layout.spec)
+        says = jax.jit(lambda params, batch, model=model: look(model, params, batch))
+        which, above = np.flatnonzero((lengths > above) & (lengths <= length)), length
+        size = min(max(1, tokens // length), len(which))
+        for first in range(0, len(which), size):
+            part = which[first : first + size]
+            filled = np.resize(part, size)  # one shape for all
+            yield part, np.asarray(says(opened.params, layout.padded(rows, filled)))[:, : len(part)]
+
+
+def are_special(made: Made, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+    """bool[tokens]: which are no part of a text; the one for what is not in the vocabulary is."""
+    return np.isin(tokens, [token for role, token in made.special.items() if role != "unk"])
 
 
 def layer_states(model: nn.Module, params: Params, batch: Batch) -> Array:

@@ -8,35 +8,45 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from finetune.inside import layer_states, unrolled
-from finetune.rows import Rows, TaskRows, buckets
+from finetune.inside import are_special, layer_states, looked
+from finetune.rows import Rows
 from finetune.sentences import NONE
 from pretrain.training.opened import Opened
-
-TOKENS = 1 << 12  # of a batch
 
 
 def word_states(opened: Opened, rows: Rows) -> np.ndarray:
     """f32[words, depth + 1, width]: the hidden states of a frozen model at the first piece of each word, in the order
     of rows."""
-    lengths, above, found = rows.lengths, 0, None
-    before = np.cumsum(rows.of_tokens["words"] != NONE)  # words up to each token
-    for length in buckets(lengths):
-        layout = TaskRows(length, above, ())
-        model = unrolled(opened, layout.spec)
-        states = jax.jit(lambda params, batch, model=model: layer_states(model, params, batch))
-        which, above = np.flatnonzero((lengths > above) & (lengths <= length)), length
-        size = min(max(1, TOKENS // length), len(which))
-        for first in range(0, len(which), size):
-            part = which[first : first + size]
-            filled = np.resize(part, size)  # one shape for all
-            of_part = np.asarray(states(opened.params, layout.padded(rows, filled)))
-            if found is None:
-                found = np.empty((before[-1], of_part.shape[0], of_part.shape[-1]), np.float32)
-            for row, number in enumerate(part):
-                at = np.flatnonzero(rows.of_tokens["words"][rows.starts[number] : rows.starts[number + 1]] != NONE)
-                found[before[rows.starts[number] + at] - 1] = of_part[:, row, at].swapaxes(0, 1)
+    is_word, found = rows.of_tokens["words"] != NONE, None
+    before = np.cumsum(is_word)  # words up to each token
+    for numbers, states in looked(opened, rows, layer_states):
+        found = _room(found, before[-1], states)
+        for row, number in enumerate(numbers):
+            at = np.flatnonzero(is_word[rows.starts[number] : rows.starts[number + 1]])
+            found[before[rows.starts[number] + at] - 1] = states[:, row, at].swapaxes(0, 1)
     return found
+
+
+def text_states(opened: Opened, rows: Rows) -> np.ndarray:
+    """f32[rows, depth + 1, width]: the mean of a frozen model's hidden states over the tokens of each row that are not
+    special; zeros where there is none."""
+    counts, found = ~are_special(opened.tokenizer, rows.tokens), None
+    for numbers, states in looked(opened, rows, layer_states):
+        found = _room(found, len(rows), states)
+        for row, number in enumerate(numbers):
+            at = np.flatnonzero(counts[rows.starts[number] : rows.starts[number + 1]])
+            found[number] = states[:, row, at].sum(1) / max(1, len(at))
+    return found
+
+
+def _room(found: np.ndarray | None, number: int, states: np.ndarray) -> np.ndarray:
+    """For states of so many words or texts, from the first ones [layers, ..., width] on."""
+    return np.empty((number, states.shape[0], states.shape[-1]), np.float32) if found is None else found
+
+
+def side_by_side(states: np.ndarray, layers: int) -> np.ndarray:
+    """[n, depth + 1, width] -> [n, 1, layers * width]: the last layers' joined (Devlin et al. 2019, table 7)."""
+    return states[:, -layers:].reshape(len(states), 1, -1)
 
 
 class Probe(NamedTuple):
@@ -49,7 +59,7 @@ class Probe(NamedTuple):
 
     def scores(self, states: Array) -> Array:
         """f32[words, layers, width] -> f32[words, classes]. With several layers ELMo's scalar mix (Peters et al. 2018,
-        equation 1), whose factor the kernel has."""
+        equation 1); its factor is in the kernel, so that the penalty holds for both, as with one layer."""
         read = jnp.einsum("l,nlw->nw", jax.nn.softmax(self.mix), states)
         return read @ self.kernel + self.bias
 

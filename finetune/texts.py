@@ -1,11 +1,16 @@
 """Texts as rows of tokens: as the tokenizer writes one or two, or for a model that reads from left to right."""
 
+import logging
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from tokenizers import Encoding
 
 from data_pipelines.examples.next_tokens import delimiter_token
 from data_pipelines.tokenizers.made import Made, surround, with_end
 from finetune.files import Told, tell
+
+log = logging.getLogger(__name__)
 
 
 class Row(NamedTuple):
@@ -26,20 +31,36 @@ def encoded(
 
     wheres: of each, to say which is cut.
     """
-    tokenizer, cls = made.tokenizer, None if causal else made.special.get("cls")
+    cls, told = None if causal else made.special.get("cls"), Told(list)
+    rows = []
+    for one in encodings(made, texts, wheres, length, told):
+        ids = one.ids
+        rows.append(Row(ids, one.type_ids, ids.index(cls) if cls in ids else len(ids) - 1))
+    tell(told)
+    return rows
+
+
+def encodings(
+    made: Made, texts: Sequence[tuple[str, ...]], wheres: Sequence[str], length: int, told: Told
+) -> list[Encoding]:
+    """The same as the tokenizer has them.   told: is told which are cut."""
+    tokenizer = made.tokenizer
     tokenizer.enable_truncation(length, strategy="longest_first")
     try:
         found = tokenizer.encode_batch([one if len(one) > 1 else one[0] for one in texts])
     finally:
         tokenizer.no_truncation()
-    rows, told = [], Told(list)
-    for one, where in zip(found, wheres, strict=True):
-        ids = one.ids
-        if one.overflowing:
-            told[f"texts with more than --length {length} tokens, which are cut"].append(where)
-        rows.append(Row(ids, one.type_ids, ids.index(cls) if cls in ids else len(ids) - 1))
-    tell(told)
-    return rows
+    cut = [where for one, where in zip(found, wheres, strict=True) if one.overflowing]
+    if cut:
+        told[f"texts with more than --length {length} tokens, which are cut"] += cut
+    return found
+
+
+def fitting(length: int, config: Any) -> int:
+    """The length of rows, or the positions of a model where they are fewer, which is said."""
+    if (positions := getattr(config, "positions", length)) < length:
+        log.warning("--length %s: this model has %s positions, so no row is longer", length, positions)
+    return min(length, positions)
 
 
 def ending(made: Made) -> Made:

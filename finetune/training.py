@@ -1,7 +1,6 @@
 """A run of finetuning: tasks are read, become a recipe, and train as pretraining does."""
 
 import dataclasses
-import logging
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from finetune.options import Training
 from finetune.patterns import served, shortest
 from finetune.rows import Rows, TaskData, buckets, with_rows
 from finetune.task import FinetuningTask, is_causal
-from finetune.texts import ending
+from finetune.texts import ending, fitting
 from models.blocks.heads import TASK_HEADS
 from models.families.electra import ElectraConfig
 from models.families.registry import FAMILIES, family_of, name_of
@@ -38,8 +37,6 @@ from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.placement import Placed
 from pretrain.training.run import run_on
 from pretrain.training.signals import StopRequest
-
-log = logging.getLogger(__name__)
 
 
 class Files(NamedTuple):
@@ -120,9 +117,7 @@ def prepared(
     doing("reading the task")
     config, made = source_model(options.source)
     check_heads(options.source, config, [files.task for files in tasks.values()])
-    if (positions := getattr(config, "positions", options.length)) < options.length:
-        log.warning("--length %s: this model has %s positions, so no row is longer", options.length, positions)
-        options = dataclasses.replace(options, length=positions)
+    options = dataclasses.replace(options, length=fitting(options.length, config))
     read, labels = {}, []
     for name, files in tasks.items():
         read[name] = one = _read(files, config, made, options)

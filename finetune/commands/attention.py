@@ -5,13 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from rich.table import Table
 from tyro.conf import Positional
 
 import finetune.registry  # noqa: F401 (a run's recipe may name a task)
 from data_pipelines.command_line import Place, parse
 from data_pipelines.errors import UserError
-from pretrain.commands.common import check_file, check_picture, save_picture, wide_console
+from data_pipelines.progress import busy
+from finetune.tables import show, store
+from finetune.texts import fitting
+from models.core.ranges import COUNT
+from pretrain.commands.common import check_file, check_picture, save_picture
 from pretrain.options import check_options
 from pretrain.recipe import LENGTH
 
@@ -20,36 +23,70 @@ NAMED = 40  # tokens, up to which they stand beside a map
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Attention:
-    """Draw the attention of each layer and head over a text, and say how wide, how far and at what it looks."""
+    """Draw the attention of each layer and head over a text, and say how wide, how far and at what it looks; or with
+    --trees say which head finds the heads of words, by relation (Clark et al. 2019)."""
 
     run: Positional[Place]
     """Work directory of the run, or a Hugging Face folder."""
-    text: tuple[str, ...]
-    """One text or two."""
     out: Path
-    """The PNG (or PDF, SVG) file to write."""
+    """The file to write: PNG, PDF or SVG, with --trees .tsv."""
+    text: tuple[str, ...] = ()
+    """One text or two."""
+    trees: Path | None = None
+    """In place of a text a CoNLL-U file of words with their heads and the relations to these."""
+    cases: int = 50
+    """With --trees, how many words a relation has at least, to have a line."""
     step: int | None = None
     """Which checkpoint; by default the newest."""
     length: int = 128
-    """Tokens, at most."""
+    """Tokens of a text, at most; longer sentences of --trees are cut into rows."""
 
     def __post_init__(self):
-        check_options(self, {"length": LENGTH})
+        check_options(self, {"length": LENGTH, "cases": COUNT})
+        if bool(self.text) == (self.trees is not None):
+            raise UserError("--text: or --trees says what is read; give one of the two")
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(Attention, arguments, "python -m finetune attention")
+    if options.trees is not None:
+        return _of_trees(options)
     if len(options.text) not in (1, 2):
         raise UserError(f"--text: are {len(options.text)} texts; give one or two")
     check_picture(options.out)
     check_file(options.out)
     tokens, special, shares = maps(options)
-    table = Table("layer", "head", "entropy (nats)", "mean distance", "share on special tokens")
-    for layer, heads in enumerate(shares, 1):
-        for head, figures in enumerate(zip(*of_heads(heads, special), strict=True), 1):
-            table.add_row(str(layer), str(head), *(f"{value:.3f}" for value in figures))
-    wide_console().print(table)
+    names = "entropy (nats)", "mean distance", "share on special tokens"
+    show(
+        [
+            {"layer": layer, "head": head} | dict(zip(names, map(float, figures), strict=True))
+            for layer, heads in enumerate(shares, 1)
+            for head, figures in enumerate(zip(*of_heads(heads, special), strict=True), 1)
+        ]
+    )
     print(_draw(tokens, shares, options.out))
+    return 0
+
+
+def _of_trees(options: Attention) -> int:
+    from finetune.trees import best_heads, trees
+    from pretrain.training.opened import open_model
+
+    if options.out.suffix != ".tsv":
+        raise UserError(f"--out {options.out}: with --trees it is a table; give a file that ends in .tsv")
+    check_file(options.out)
+    given = trees(options.trees)
+    opened = open_model(options.run, options.step)
+    with busy("looking at trees"):
+        lines, left_out = best_heads(opened, given, fitting(options.length, opened.config), options.cases)
+    if not lines:
+        raise UserError(f"--cases {options.cases}: {options.trees} has no relation of so many words; give fewer")
+    show(lines)
+    for reason, number in left_out.items():
+        if number:
+            print(f"left out: {number:,} words {reason}")
+    store(lines, options.out)
+    print(options.out)
     return 0
 
 
@@ -57,7 +94,7 @@ def maps(options: Attention) -> tuple[list[str], np.ndarray, np.ndarray]:
     """(the text's tokens; bool[tokens], whether they are special; f32[depth, heads, queries, keys])."""
     import jax
 
-    from finetune.inside import attention_shares, unrolled
+    from finetune.inside import are_special, attention_shares, unrolled
     from finetune.rows import TaskRows, joined
     from finetune.texts import encoded
     from pretrain.objectives.protocols import CausalDecoder
@@ -65,13 +102,14 @@ def maps(options: Attention) -> tuple[list[str], np.ndarray, np.ndarray]:
 
     opened = open_model(options.run, options.step)
     made = opened.tokenizer
-    (row,) = encoded(made, [options.text], ["--text"], options.length, isinstance(opened.module, CausalDecoder))
+    length = fitting(options.length, opened.config)
+    (row,) = encoded(made, [options.text], ["--text"], length, isinstance(opened.module, CausalDecoder))
     layout = TaskRows(len(row.tokens), 0, ())
     model = unrolled(opened, layout.spec)
     batch = layout.padded(joined([row.tokens], [row.types], {}), np.zeros(1, int))
     shares = jax.jit(lambda params, batch: attention_shares(model, params, batch))(opened.params, batch)
     named = [made.tokenizer.id_to_token(token) for token in row.tokens]
-    return named, np.isin(row.tokens, [*made.special.values()]), np.asarray(shares)[:, 0]
+    return named, are_special(made, row.tokens), np.asarray(shares)[:, 0]
 
 
 def of_heads(shares: np.ndarray, special: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

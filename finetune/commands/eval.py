@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -13,12 +14,15 @@ from data_pipelines.errors import UserError
 from finetune.evaluators import Development, figures_of
 from finetune.predict import Predictor
 from finetune.registry import TASKS
-from finetune.task import FinetuningTask
+from finetune.task import Examples, FinetuningTask
 from pretrain.commands.common import check_file, writing
 from pretrain.recipe import group_of, tasks_of
 from pretrain.storage.best import LOSS, SCORE
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory, write_whole
+
+if TYPE_CHECKING:
+    from pretrain.training.opened import Opened
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,33 +63,43 @@ def evaluate(options: Evaluation) -> tuple[FinetuningTask, dict[str, float], lis
     from pretrain.training.opened import open_model
 
     opened = open_model(options.run, options.step, best_of=LOSS if options.step is None else None)
-    tasks = {group_of(one.name): one.objective for one in tasks_of(opened.recipe, opened.recipe.phases[0])}
-    if options.task not in tasks:
-        raise UserError(unknown("--task: this run has no", options.task or "task without a name", tasks))
-    task = tasks[options.task]
-    if not isinstance(task, FinetuningTask):
-        raise UserError(
-            f"{options.run}: was not finetuned on a task ({', '.join(TASKS)}); use `python -m pretrain eval`"
-        )
-    task = task.chosen(figures_by_dev(options.run, opened.step, options.task))
+    task, labels = finetuned(opened, options.task)
     examples = task.read(options.test, is_labelled=False)
-    task = task.fitted(examples)
-    begin, end = task.part
-    all_labels = getattr(opened.config, "labels", ())  # a model that writes has none
-    labels = [label.removeprefix(f"{options.task}/") for label in all_labels[begin : end or None]]
-    length = max(phase.length for phase in opened.recipe.phases)
-    of = Development(examples, task.encode(examples, opened.tokenizer, labels, length), labels, opened.tokenizer)
-    predictor = Predictor(task, opened.run.assembly, opened.mesh, length)
     lacking = [example.where for example in examples if example.label is None]
     if lacking and (len(lacking) < len(examples) or options.predictions is None):
         cure = "give --predictions, to have the answers written" if len(lacking) == len(examples) else "give it one"
         raise UserError(f"{lacking[0]}: does not say what is right; {cure}")
+    return task, *answered(opened, task, labels, examples)
+
+
+def answered(
+    opened: "Opened", task: FinetuningTask, labels: Sequence[str], examples: Examples
+) -> tuple[dict[str, float], list[dict]]:
+    """(figures, none where the examples do not say what is right; the answers) of a run on that task."""
+    task = task.fitted(examples)
+    length = max(phase.length for phase in opened.recipe.phases)
+    of = Development(examples, task.encode(examples, opened.tokenizer, labels, length), labels, opened.tokenizer)
+    predictor = Predictor(task, opened.run.assembly, opened.mesh, length)
     console = Console(stderr=True)
     columns = TextColumn("answering"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         shown = bar.add_task("", total=len(of.rows))
         tell = lambda done: bar.advance(shown, done)
-        return task, *figures_of(task, predictor, opened.params, {}, of, tell)
+        return figures_of(task, predictor, opened.params, {}, of, tell)
+
+
+def finetuned(opened: "Opened", name: str) -> tuple[FinetuningTask, list[str]]:
+    """(the task of a run with that name, '' where it has one alone, as it was chosen by --dev; its labels)."""
+    tasks = {group_of(one.name): one.objective for one in tasks_of(opened.recipe, opened.recipe.phases[0])}
+    if name not in tasks:
+        raise UserError(unknown("--task: this run has no", name or "task without a name", tasks))
+    task = tasks[name]
+    if not isinstance(task, FinetuningTask):
+        raise UserError(f"{opened.source}: was not finetuned on a task ({', '.join(TASKS)}); give a run that was")
+    begin, end = task.part
+    all_labels = getattr(opened.config, "labels", ())  # a model that writes has none
+    labels = [label.removeprefix(f"{name}/") for label in all_labels[begin : end or None]]
+    return task.chosen(figures_by_dev(opened.source, opened.step, name)), labels
 
 
 def figures_by_dev(run: Path, step: int, task: str) -> dict[str, float]:

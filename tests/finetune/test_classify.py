@@ -66,6 +66,39 @@ def test_a_run_evaluates_each_epoch_and_its_best_checkpoint_is_read_and_loads_in
     assert right == pytest.approx(best["accuracy"])
 
 
+def test_features_stand_beside_the_finetuned_run(trained, begun, tmp_path, capsys):
+    files = [of for name in ("train", "dev") for of in (f"--{name}", str(begun / f"{name}.tsv"))]
+    asked = [
+        "probe",
+        str(begun / "from"),
+        *files,
+        "--length",
+        "16",
+        "--out",
+        str(tmp_path),
+        "--finetuned",
+        str(trained),
+    ]
+    assert main([*asked, "--text", "first", "second"]) == 0
+    names, *lines = (line.split("\t") for line in (tmp_path / "probe.tsv").read_text().splitlines())
+    assert names == ["layer", "accuracy", "f1", "matthews", "share in the mix"]
+    of_layers = ["0 (embeddings)", "1", "mix of all", "last 1 side by side"]
+    assert [line[0] for line in lines] == ["most frequent", *of_layers, "finetuned"]
+    best = max(read_metrics(RunDirectory(trained), "eval"), key=lambda one: one["score"])
+    assert [float(value) for value in lines[-1][1:4]] == pytest.approx([best[name] for name in names[1:4]])
+    given = ((begun / f"{of}.tsv").read_text().splitlines()[1:] for of in ("train", "dev"))
+    train, dev = ([line.split("\t")[2] for line in of] for of in given)
+    usual = max(["no", "yes"], key=train.count)
+    assert float(lines[0][1]) == pytest.approx(dev.count(usual) / len(dev))
+    for given, message in (
+        (["--text", "second", "first"], f"--finetuned {trained}: tells other things (no, yes) than --train"),
+        (["--text", "first", "second", "--task", "rte"], "--task: this run has no rte"),
+        (["--text", "first", "--label-column", "2"], "--label-column: is of words, --text of texts"),
+    ):
+        assert main([*asked, *given]) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_a_run_that_is_stopped_ends_as_if_nothing_had_happened(trained, begun, monkeypatch):
     stopping = arguments(begun, begun / "stopped")
     real = command.finetune

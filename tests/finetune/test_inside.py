@@ -10,10 +10,12 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from data_pipelines.examples.layout import Feature
+from finetune import probing
 from finetune.__main__ import main
 from finetune.commands.attention import of_heads
 from finetune.inside import attention_shares, layer_states, unrolled
 from finetune.probing import fit, predicted, standardised
+from finetune.rows import joined
 from models.families.registry import family_of
 from tests.models.shapes import usual_heads
 from tests.pretrain import reference, tiny
@@ -87,10 +89,23 @@ def test_probes_read_the_word_off_its_own_states(begun, tmp_path, capsys):
     assert main(["probe", str(begun / "from"), *files, "--out", str(tmp_path), "--length", "8", "--words", "200"]) == 0
     header, *rows = (line.split("\t") for line in (tmp_path / "probe.tsv").read_text().splitlines())
     assert header == ["layer", "accuracy", "share in the mix"]
-    assert [row[0] for row in rows] == ["most frequent tag", "0 (embeddings)", "1", "mix of all"]
+    assert [row[0] for row in rows] == ["most frequent", "0 (embeddings)", "1", "mix of all", "last 1 side by side"]
     assert float(rows[0][1]) < 0.5 and all(float(row[1]) > 0.95 for row in rows[1:])
     assert float(rows[1][2]) + float(rows[2][2]) == pytest.approx(1)
     assert (tmp_path / "probe.png").stat().st_size and "words, see --words" in capsys.readouterr().out
+
+
+def test_a_text_is_the_mean_of_its_tokens_that_are_not_special(monkeypatch):
+    made = SimpleNamespace(special={"unk": 1, "cls": 2, "sep": 3})
+    rows = joined([[2, 5, 1, 3], [2, 3], [2, 6, 3]], [[0] * 4, [0] * 2, [0] * 3], {})
+    states = np.random.default_rng(0).normal(size=(2, 3, 8, 4)).astype(np.float32)
+    batches = [([1, 2], states[:, 1:]), ([0], states[:, :1])]
+    monkeypatch.setattr(probing, "looked", lambda *_: ((np.array(of), part) for of, part in batches))
+    found = probing.text_states(SimpleNamespace(tokenizer=made), rows)
+    expected = [states[:, 0, 1:3].mean(1), np.zeros((2, 4)), states[:, 2, 1]]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    joined_layers = probing.side_by_side(np.concatenate([found, found + 1], axis=1), 3)
+    np.testing.assert_allclose(joined_layers[0, 0], np.concatenate([found[0, 1], *(found[0] + 1)]))
 
 
 def test_attention_of_a_text_is_drawn_with_a_line_for_each_head(begun, tmp_path, capsys):
@@ -98,6 +113,8 @@ def test_attention_of_a_text_is_drawn_with_a_line_for_each_head(begun, tmp_path,
     assert main(["attention", str(begun / "from"), "--text", "Kilo mu", "te", "--out", str(out)]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     assert len(lines) == 2 and out.stat().st_size
+    assert main(["attention", str(begun / "from"), "--text", "a", "--trees", "b", "--out", str(out)]) == 2
+    assert "--text: or --trees says what is read; give one of the two" in capsys.readouterr().err
     assert main(["attention", str(begun / "from"), "--text", "a", "b", "c", "--out", str(out)]) == 2
     assert "--text: are 3 texts; give one or two" in capsys.readouterr().err
 
