@@ -1,19 +1,19 @@
-"""python -m data_pipelines prepare --source KIND:LOCATION --out CORPUS [...]    text to a stored corpus
-python -m data_pipelines show CORPUS [--recipe NAME|FILE]                     its statistics, and examples
-python -m data_pipelines verify CORPUS                                        whether it is as prepare wrote it
+"""python -m data_pipelines prepare --source KIND:LOCATION --out CORPUS [...]    tokenise text and store it as a corpus
+python -m data_pipelines show CORPUS [--recipe NAME|FILE]                     print statistics and examples
+python -m data_pipelines verify CORPUS                                        check the hash of every file
 
---help after a command lists its options. Exit status: 0 done, 2 an error that the message says how to cure, 130
-interrupted, 134 a disk, a storage or another process failed: the same command goes on.
+COMMAND --help lists the options of a command. Exit status: 0 success, 2 an error whose message says how to cure it,
+130 interrupted, 134 a failed disk, storage or other process: run the same command again to continue.
 """
 
 import signal
 import sys
 
-# Worker processes import this file: what is heavy is imported by the command that needs it.
+# Worker processes import this file, so each command imports its heavy modules itself.
 
 
 def main(arguments: list[str]) -> int:
-    """Run a command -> exit status."""
+    """Run a command. Returns its exit status."""
     from rich.console import Console
 
     from data_pipelines.command_line import dispatch
@@ -22,8 +22,8 @@ def main(arguments: list[str]) -> int:
     try:
         return dispatch(arguments, __doc__.strip(), COMMANDS, run)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending already
-        goes_on = "; the same command continues where this one ended" if arguments[0] == "prepare" else ""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # already ending
+        goes_on = "; run the same command again to continue" if arguments[0] == "prepare" else ""
         print(f"interrupted{goes_on}", file=sys.stderr)
         return 130
 
@@ -51,7 +51,7 @@ def show(arguments: list[str], console) -> None:
         raise UserError(f"--examples {options.examples}: give 1 or more")
     corpora = open_corpora(options.corpus, {})
     with sound(corpora.values()):
-        batch = None if options.recipe is None else _examples(corpora, options)  # an unknown recipe is said first
+        batch = None if options.recipe is None else _examples(corpora, options)  # an error of the recipe comes first
         for corpus in corpora.values():
             tokenizer = Tokenizer.from_file(str(corpus.tokenizer_path / "tokenizer.json"))
             show_statistics(corpus, tokenizer, console)
@@ -60,7 +60,7 @@ def show(arguments: list[str], console) -> None:
 
 
 def _examples(corpora, options) -> dict:
-    """The first rows of the recipe's first task: name -> array [examples, ...]."""
+    """Return the first rows of the recipe's first task: name -> array [examples, ...]."""
     import os
 
     os.environ["JAX_PLATFORMS"] = "cpu"  # recipes import JAX; nothing runs on a device
@@ -94,6 +94,6 @@ if __name__ == "__main__":
         from data_pipelines.command_line import end_with
 
         end_with(main)
-    except KeyboardInterrupt:  # while it imports
+    except KeyboardInterrupt:  # during the imports
         print("interrupted", file=sys.stderr)
         sys.exit(130)

@@ -1,4 +1,4 @@
-"""Options of a command from the command line: a frozen dataclass, parsed by `tyro`; errors are one line."""
+"""Parse the options of a command into a frozen dataclass with `tyro`, and report errors as one line."""
 
 import contextlib
 import dataclasses
@@ -19,21 +19,21 @@ import tyro
 from data_pipelines.cloud import place
 from data_pipelines.errors import UserError
 
-# The type of an option that takes a local or a gs:// path; what takes local ones alone is a Path.
+# Type of an option that takes a local or a gs:// path. Options that take only local paths have type Path.
 Place = Annotated[
     Path,
     tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar="PATH",
-        instance_from_str=lambda given: place(given[0]),
+        instance_from_str=lambda texts: place(texts[0]),
         is_instance=lambda value: isinstance(value, PurePath),
         str_from_instance=lambda value: [str(value)],
     ),
 ]
 Options = TypeVar("Options")
-FOREIGN = re.compile(r"([a-z][a-z0-9+.-]*:)/")  # how pathlib writes gs:// and its like
+FOREIGN = re.compile(r"([a-z][a-z0-9+.-]*:)/")  # a URL as pathlib writes it: gs:/ for gs://
 RULE = re.compile(r"[─-]{3}")
-PLAIN_WORDS = (  # what tyro and Python say -> what is meant
+PLAIN_WORDS = (  # a message of tyro or Python -> a plain one
     (r"^Error parsing (recipe\.\w+|options|recipe): ", ""),
     (r"Error parsing (--[\w.-]+): invalid literal for int\(\) with base 10: (.+)", r"\1 \2: give a whole number"),
     (r"Error parsing (--[\w.-]+): could not convert string to float: (.+)", r"\1 \2: give a number"),
@@ -44,8 +44,8 @@ PLAIN_WORDS = (  # what tyro and Python say -> what is meant
 
 
 def end_with(main: Callable[[list[str]], int]) -> NoReturn:
-    """End this process with the status of a program or of its UserError, which is printed; with 1 and no word when its
-    reader has left, as `head` does."""
+    """End this process with the exit status of `main`, or print its UserError and end with that error's status. If the
+    reader of stdout has gone, as `head` does, end with 1 and print nothing."""
     try:
         try:
             status = main(sys.argv[1:])
@@ -56,17 +56,17 @@ def end_with(main: Callable[[list[str]], int]) -> NoReturn:
         sys.exit(error.status)
     except BrokenPipeError:
         poll = select.poll()
-        poll.register(sys.stdout, 0)  # an error is told unasked; what broke may also be a connection
+        poll.register(sys.stdout, 0)  # POLLERR needs no mask; the broken pipe may also be a network connection
         if not any(event & select.POLLERR for _, event in poll.poll(0)):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes as it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at exit
         sys.exit(1)
     sys.exit(status)
 
 
 def dispatch(arguments: list[str], usage: str, commands: Iterable[str], run: Callable[..., int | None]) -> int:
-    """run(command, arguments after it) -> exit status, of the command that the first argument names; its UserError is
-    printed. Without one, or for --help, the usage is."""
+    """Run the command that the first argument names: run(command, remaining arguments). Returns its exit status and
+    prints its UserError. Without a command, or for --help, prints the usage."""
     command, *rest = arguments or ["--help"]
     if command in ("-h", "--help"):
         print(usage)
@@ -76,15 +76,15 @@ def dispatch(arguments: list[str], usage: str, commands: Iterable[str], run: Cal
             raise UserError(unknown("unknown command", command, commands))
         return run(command, rest) or 0
     except UserError as error:
-        print("error:", " ".join(str(error).split("\n")), file=sys.stderr)  # an option may have a line break
+        print("error:", " ".join(str(error).split("\n")), file=sys.stderr)  # a value may contain a line break
         return error.status
 
 
 def parse(options: type[Options], arguments: Sequence[str], prog: str, default: Options | None = None) -> Options:
-    """The options that the arguments give. Raises UserError; --help prints the help and exits with 0."""
+    """Parse the arguments into options. Raises UserError; --help prints the help and exits with 0."""
     keywords = {"prog": prog, "config": (tyro.conf.AvoidSubcommands,)} | ({"default": default} if default else {})
     actions = tyro.extras.get_parser(options, **keywords)._option_string_actions.items()
-    # Option -> whether it takes several values at once; of others that are given twice the last counts
+    # Option -> whether it takes several values at once. If another option is repeated, its last value counts
     known = {name: action.nargs in ("*", "+") for name, action in actions if name.startswith("--")}
     option = ""
     given: set[str] = set()
@@ -111,18 +111,19 @@ def parse(options: type[Options], arguments: Sequence[str], prog: str, default: 
 
 
 def _check_local(parsed) -> None:
-    """UserError for a path like gs:// where only a local one will do: it would become a folder named gs:."""
+    """Raise UserError for a URL such as gs:// where only a local path works: it would become a folder named gs:."""
     for field in dataclasses.fields(parsed):
         value = getattr(parsed, field.name)
         if isinstance(value, Path) and (found := FOREIGN.match(str(value))):
             name, rest = field.name.replace("_", "-"), str(value)[found.end() :]
             raise UserError(f"--{name} {found[1]}//{rest}: give a local path")
-        if dataclasses.is_dataclass(value):  # the options of a command that takes a recipe's fields, too
+        if dataclasses.is_dataclass(value):  # grouped options, such as a recipe's fields
             _check_local(value)
 
 
 def as_option(field: str, value: object) -> str:
-    """A field's value as `parse` takes it: objective.next_sentence, False -> --objective.no-next-sentence."""
+    """Return a field's value in the form that `parse` takes: objective.next_sentence, False ->
+    --objective.no-next-sentence."""
     group, dot, name = field.replace("_", "-").rpartition(".")
     if isinstance(value, bool):
         return f"--{group}{dot}{'' if value else 'no-'}{name}"
@@ -131,13 +132,13 @@ def as_option(field: str, value: object) -> str:
 
 
 def unknown(what: str, name: str, known) -> str:
-    """'what name; did you mean ...?'"""
+    """Return 'WHAT NAME; did you mean ...?'."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"{what} {name}; " + (f"did you mean {near[0]}?" if near else f"use one of {', '.join(sorted(known))}")
 
 
 def _one_line(report: str) -> str:
-    """What tyro's report says between its first rule, below or around the title, and the next."""
+    """Return the message in tyro's report: the text from its first rule, which may hold the title, to the next one."""
     below = list(itertools.dropwhile(lambda row: not RULE.search(row), report.splitlines()))[1:]
     said = itertools.takewhile(lambda row: not RULE.search(row), below)
     line = " ".join(row.strip("│ ") for row in said).strip().removesuffix(".")

@@ -1,9 +1,9 @@
-"""The one exception for what a user can put right."""
+"""The exception for what a user can put right."""
 
 import difflib
 from collections.abc import Iterable
 
-AGAIN = "the same command goes on where this one ended"
+AGAIN = "run the same command again to continue"
 
 
 class UserError(Exception):
@@ -13,12 +13,13 @@ class UserError(Exception):
 
 
 class PassingError(UserError):
-    """What the same command started again may not meet, such as another machine that is gone or a storage that does not
-    answer. The status is that of a process that JAX aborts because another is gone, so that a supervisor knows one."""
+    """A failure that the same command may not meet again, such as a lost machine or a storage that does not answer. A
+    process that JAX aborts because another one is lost ends with the same status, so a supervisor handles both
+    alike."""
 
     status = 134
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The one of some names that is most like another."""
+    """Return the known name that is most similar to a name."""
     return difflib.get_close_matches(name, known, n=1, cutoff=0)[0]

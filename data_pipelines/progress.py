@@ -1,4 +1,4 @@
-"""What a terminal shows while something long is done."""
+"""Progress lines on a terminal during long work."""
 
 import contextlib
 import sys
@@ -11,14 +11,16 @@ IMPORTING = "importing JAX and the models"
 
 
 def doing(what: str) -> None:
-    """Say on stderr what begins and takes seconds, if that is a terminal: elsewhere it is for errors and warnings."""
+    """Print on stderr what begins now and takes seconds, if stderr is a terminal; elsewhere it is for errors and
+    warnings."""
     if sys.stderr.isatty():
         print(f"{what} ...", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def busy(what: str, console: Console | None = None) -> Iterator[None]:
-    """A line that says what is done and for how long, and goes away; nothing where there is no terminal."""
+    """Show a line with the current work and the elapsed time, and clear it at the end; nothing if there is no
+    terminal."""
     console = console or Console()
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

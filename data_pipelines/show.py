@@ -1,4 +1,5 @@
-"""Print what a corpus holds, examples as a model sees them, and whether it is still what `prepare` wrote."""
+"""Print the statistics of a corpus, examples as a model sees them, and whether its files are as `prepare` wrote
+them."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -14,37 +15,38 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.manifest import SPLITS
 from data_pipelines.text.encoding import WORD
 
-FREQUENT = 40  # tokens listed
-VALUES = 8  # of a field, listed
-BAR = 40  # characters of the longest bar of a histogram
+FREQUENT = 40  # tokens to list
+VALUES = 8  # values of a field to list
+BAR = 40  # characters in the longest bar of a histogram
 LABELS = {"next_sentence": ("B follows A", "B is random"), "sentence_order": ("B follows A", "A follows B")}
 MASKED, RANDOM, KEPT = "bold white on red", "bold black on yellow", "bold black on green"
 
 
 @dataclass(frozen=True)
 class Show:
-    """Print a corpus's statistics, and with --recipe a few examples as its model sees them, corruptions in colour."""
+    """Print a corpus's statistics and, with --recipe, a few examples as its model sees them, with corruptions in
+    colour."""
 
     corpus: Annotated[str, tyro.conf.Positional]
-    """The corpus: a directory that prepare made; or several that are trained on together, en=DIR,zh=DIR."""
+    """The corpus: a directory made by prepare, or several that are trained on together: en=DIR,zh=DIR."""
     recipe: str | None = None
-    """The recipe whose examples to show: a name that `python -m pretrain recipes` lists, or a file, as a run's
+    """The recipe whose examples to show: a name listed by `python -m pretrain recipes`, or a file such as a run's
     recipe.json."""
     examples: int = 3
-    """How many."""
+    """How many examples to show."""
 
 
 @dataclass(frozen=True)
 class Verify:
-    """Hash every file of a corpus, the tokenizer's, too: status 0 where all is as `prepare` wrote it, else 2 and a line
-    that names the file."""
+    """Hash every file of a corpus and of its tokenizer. Exit status 0 if all are as `prepare` wrote them; otherwise 2,
+    and an error that names the first file that differs."""
 
     corpus: Annotated[str, tyro.conf.Positional]
-    """A directory made by `prepare`, or gs://BUCKET/NAME and the like, which is copied to this host, part by part."""
+    """A directory made by `prepare`, or a URL such as gs://BUCKET/NAME, which is copied to this host part by part."""
 
 
 def show_statistics(corpus: Corpus, tokenizer: Tokenizer, console: Console) -> None:
-    """Sizes per split, histograms of lengths, compression, frequent tokens, and what prepare could not read."""
+    """Print sizes per split, histograms of lengths, compression, frequent tokens, and what prepare could not read."""
     manifest = corpus.manifest
     console.print(f"{corpus.path}, fingerprint {corpus.fingerprint[:12]}", style="bold", markup=False, soft_wrap=True)
     sizes = Table("split", "documents", "sentences", "tokens")
@@ -81,14 +83,14 @@ def show_statistics(corpus: Corpus, tokenizer: Tokenizer, console: Console) -> N
     order = np.argsort(-frequency, kind="stable")[: min(FREQUENT, used)]
     listed = "  ".join(f"{tokenizer.id_to_token(int(index))} {frequency[index]:,}" for index in order)
     if tokenizer.token_to_id("Ġ") is not None:
-        console.print("tokens are of bytes: Ġ is a space, Ċ the end of a line, and é, say, is two characters")
+        console.print("byte-level tokens: Ġ is a space, Ċ a newline, and a letter such as é is two characters")
     console.print("most frequent tokens:", style="bold")
     console.print(listed, markup=False)
     show_problems(manifest["counts"], console)
 
 
 def show_problems(problems: dict, console: Console) -> None:
-    """One line for each kind of input that could not be read as it stands."""
+    """Print one line for each kind of input problem."""
     for problem, seen in problems.items():
         line = f"{seen['count']:,} {problem}; the first: {seen['first']}"
         console.print(line, style="yellow", markup=False, soft_wrap=True)
@@ -100,8 +102,8 @@ def _listed(values: list[str]) -> str:
 
 
 def _lengths(corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
-    """How many documents and how many sentences of the train split have 2^(e-1) .. 2^e - 1 tokens, by e: int64 [64]
-    each. In memory is one part at a time."""
+    """Return histograms of tokens per document and per sentence in the train split, int64 [64] each: entry e counts
+    lengths from 2^(e-1) to 2^e - 1. One part is in memory at a time."""
     sums = np.zeros((2, 64), np.int64)
     for part in corpus.parts:
         for row, lengths in enumerate((part.lengths("train"), np.diff(part.sentences("train")))):
@@ -111,7 +113,7 @@ def _lengths(corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _histogram(title: str, counts: np.ndarray) -> Table:
-    """With bars; counts: as `_lengths` gives them."""
+    """Return a table with bars. counts: as `_lengths` returns them."""
     table = Table("from", "to", "count", "", title=title, title_justify="left", box=None)
     found = np.flatnonzero(counts)
     for exponent in range(found[0], found[-1] + 1) if len(found) else ():
@@ -121,16 +123,16 @@ def _histogram(title: str, counts: np.ndarray) -> Table:
 
 
 def show_examples(tokenizer: Tokenizer, mask: int, batch: dict[str, np.ndarray], console: Console) -> None:
-    """Print each row of a batch: what the model reads, and at predicted positions what it should say instead.
+    """Print each row of a batch: the model's input and, at predicted positions, the target.
 
-    mask: id of [MASK].   batch: tokens i32[n, length], segments i32[n, length] (0 = padding); either weights
-    f32[n, length] (each token predicts the next), or prediction_positions and prediction_targets i32[n, predictions],
-    prediction_weights f32[n, predictions] (0 = unused), and perhaps next_sentence or sentence_order i32[n] (-1: one
-    segment), or ranks i32[n, length] (the order in which tokens are predicted) and reversed i32[n].
+    mask: id of [MASK].   batch: tokens i32[n, length], segments i32[n, length] (0 = padding); either weights f32[n,
+    length] (each token predicts the next), or prediction_positions and prediction_targets i32[n, predictions] and
+    prediction_weights f32[n, predictions] (0 = unused). Optional: next_sentence or sentence_order i32[n] (-1: one
+    segment); ranks i32[n, length] (the order in which tokens are predicted) and reversed i32[n].
     """
     if "prediction_positions" in batch:
         named = (" masked ", MASKED), (" replaced by a random token ", RANDOM), (" kept, to be predicted ", KEPT)
-        legend = Text(" ").join(Text(*one) for one in named)
+        legend = Text(" ").join(Text(*entry) for entry in named)
         console.print(Text.assemble("\n", legend, "   with the original after the arrow"))
     for row in range(len(batch["tokens"])):
         targets = _predicted(batch, row)
@@ -146,11 +148,11 @@ def show_examples(tokenizer: Tokenizer, mask: int, batch: dict[str, np.ndarray],
         if "ranks" in batch:
             turns = sorted(targets, key=lambda position: batch["ranks"][row][position])
             order = [(f"{at} {tokenizer.id_to_token(targets[at])}", KEPT) for at in turns]
-            console.print(Text("in the order ").append(Text("  ").join(Text(*turn) for turn in order)))
+            console.print(Text("predicted in the order ").append(Text("  ").join(Text(*turn) for turn in order)))
 
 
 def _predicted(batch: dict[str, np.ndarray], row: int) -> dict[int, int]:
-    """position -> target of a row's predictions at chosen positions, none where each token predicts the next."""
+    """Return position -> target of a row's predictions at chosen positions; {} where each token predicts the next."""
     if "prediction_positions" not in batch:
         return {}
     used = batch["prediction_weights"][row] > 0
@@ -159,10 +161,11 @@ def _predicted(batch: dict[str, np.ndarray], row: int) -> dict[int, int]:
 
 
 def _coloured(tokenizer: Tokenizer, tokens: np.ndarray, targets: dict[int, int], mask: int) -> Text:
-    """The tokens as text; at each position in `targets` an arrow and the original, coloured by what was done."""
+    """Return the tokens as text. At each position in `targets` an arrow leads to the original, coloured by the
+    corruption."""
     text = Text()
     specials = {index for index, added in tokenizer.get_added_tokens_decoder().items() if added.special}
-    marked = tokenizer.token_to_id(WORD) is not None  # SentencePiece marks what begins a word, WordPiece what goes on
+    marked = tokenizer.token_to_id(WORD) is not None  # the first piece of a word is marked, else later ones
     for position, token in enumerate(tokens.tolist()):
         piece = tokenizer.id_to_token(token)
         if position not in targets:
@@ -178,7 +181,7 @@ def _coloured(tokenizer: Tokenizer, tokens: np.ndarray, targets: dict[int, int],
 
 
 def verify(options: Verify, console: Console) -> None:
-    """UserError at the first file that differs."""
+    """Hash every file of a corpus. Raises UserError at the first that differs."""
     corpus = Corpus(options.corpus)
     corpus.verify()
     parts, size = len(corpus.parts), sum(file["bytes"] for part in corpus.parts for file in part.entry.files.values())

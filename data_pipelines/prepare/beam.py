@@ -1,6 +1,6 @@
-"""The same work by Apache Beam (`make setup-beam`): pipelines that any runner takes.
+"""Make parts with Apache Beam (`make setup-beam`), on any runner.
 
-Workers reach the corpus and its sources by their paths, and read the rest from what `partial.py` has written down.
+Workers reach the corpus and its sources by path, and read everything else from the stored state (`partial.py`).
 """
 
 import functools
@@ -30,13 +30,14 @@ RUNNERS = {
 
 
 def make_parts(out: Path, numbers: Sequence[int], runner: str, runner_options: Sequence[str]) -> None:
-    """Make parts of the corpus that is begun at `out`. UserError where the pipeline fails."""
+    """Make parts of the unfinished corpus at `out`. Raises UserError if the pipeline fails."""
     make = functools.partial(_make, str(out))
     _run(runner, runner_options, lambda begin: begin | _each(numbers) | apache_beam.Map(make))
 
 
 def merged(place: Path, runner: str, runner_options: Sequence[str]) -> Callable[..., Counter]:
-    """The `runner` of `over_parts` of which the sum, name -> number, goes through a file, if it is not there."""
+    """Return a `runner` for `over_parts`. It writes the sum, name -> number, to the file `place`, or reads it if it
+    exists."""
 
     def run(count: Callable, merge: Callable, stretches: Sequence) -> Counter:
         if not cloud.is_file(place):
@@ -49,7 +50,7 @@ def merged(place: Path, runner: str, runner_options: Sequence[str]) -> Callable[
 
 
 def _each(elements: Sequence):
-    """The elements, wherever there is a worker."""
+    """Distribute the elements over the workers."""
     return "elements" >> (apache_beam.Create(list(elements)) | apache_beam.Reshuffle())
 
 
@@ -58,13 +59,13 @@ def _run(runner: str, runner_options: Sequence[str], build) -> None:
     try:
         with apache_beam.Pipeline(options=options) as pipeline:
             build(pipeline)
-    except Exception as error:  # runners wrap what their workers raise, each in its way
+    except Exception as error:  # every runner wraps its workers' errors differently
         said = [line for line in str(error).splitlines() if line.strip()]
         raise UserError(f"--runner {runner}: {said[-1] if said else type(error).__name__}; {AGAIN}") from error
 
 
 def _make(out: str, number: int) -> int:
-    """In a worker: make a part, unless it is there already."""
+    """In a worker: make a part, unless it exists."""
     work = _open(out)
     if not present(work.out, [number]):
         with partial.workroom(work.out) as scratch:
@@ -77,7 +78,7 @@ def _open(out: str) -> Work:
     place = cloud.place(out)
     state = partial.read_state(place)
     if said := partial.differences(state.versions, partial.versions(state.settings["steps"])):
-        raise UserError(f"on a worker {'; '.join(said)}: give workers the versions of constraints-beam.txt")
+        raise UserError(f"on a worker {'; '.join(said)}: install the versions of constraints-beam.txt on workers")
     return open_work(place, state, sources_of(state.settings))
 
 

@@ -1,7 +1,9 @@
-"""Text to a stored corpus: plan, tokenizer, parts on all cores, manifest. A second run continues where the first ended.
+"""Turn text into a stored corpus: plan, tokenizer, parts on all cores, manifest. A second run continues an unfinished
+one.
 
-What an unfinished corpus consists of is in `partial.py`. A part is a function of the plan and its number, so that any
-number of processes may make them: all here, each its share with --part, or Apache Beam's workers with --runner.
+`partial.py` describes an unfinished corpus. A part depends only on the plan and on its number, so any number of
+processes may make parts: this one all of them, each process its share with --part, or Apache Beam's workers with
+--runner.
 """
 
 import contextlib
@@ -40,9 +42,9 @@ GONE = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)
 
 
 def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = ()) -> dict | None:
-    """Make the corpus; returns its manifest, None where it is not finished (--part). Raises UserError.
+    """Make the corpus and return its manifest, or None if it is not finished (--part). Raises UserError.
 
-    One finished with the same settings is left alone.   runner_options: for Beam's runner.
+    A finished corpus with the same settings is left alone.   runner_options: for Beam's runner.
     """
     settings(options)
     refusals = cloud.cloud_errors(f"--out {options.out}") if cloud.in_cloud(options.out) else contextlib.nullcontext()
@@ -50,13 +52,13 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
         before = read_finished(options.out)
         if options.append:
             if before is None:
-                raise UserError(f"--append: {options.out} is no finished corpus; run its own command to the end first")
+                raise UserError(f"--append: {options.out} is not a finished corpus; finish its prepare command first")
             options = inherit(options, before["settings"])
             if said := partial.differences(before["stages"][0]["versions"], partial.versions(options.steps), "step "):
-                raise UserError(f"--append: {'; '.join(said)}: use the commit of then, or another --out")
+                raise UserError(f"--append: {'; '.join(said)}: use the commit that made the corpus, or another --out")
         elif before is not None:
             if said := partial.changes(before["settings"], settings(options)):
-                raise UserError(f"--out {options.out} holds a corpus of other settings: {said}; use another --out")
+                raise UserError(f"--out {options.out} holds a corpus with other settings: {said}; use another --out")
             return _leave(options.out, before, console, 0 if options.part else _come_since(options, before))
         sources, found = _plan(options, before)
         if before and not found.parts:
@@ -73,19 +75,21 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
 
 
 def read_finished(out: Path) -> dict | None:
-    """The manifest of a finished corpus, None where there is none. UserError for one of an earlier format."""
+    """Return the manifest of a finished corpus, None if there is none. Raises UserError for a corpus of an earlier
+    format."""
     if not cloud.is_file(out / "manifest.json"):
         return None
     manifest = parse_manifest(out, (out / "manifest.json").read_bytes())
     if manifest["version"] == 1:
-        raise UserError(f"--out {out} holds a corpus of an earlier format, which can still be read; use another --out")
+        raise UserError(f"--out {out} holds a corpus of an earlier format, which can only be read; use another --out")
     if "stages" not in manifest:
         raise UserError(f"--out {out} holds a corpus that was not made by prepare; use another --out")
     return manifest
 
 
 def _come_since(options: Prepare, before: dict) -> int:
-    """Files that have come to the sources of a finished corpus; none where they cannot be listed any more."""
+    """Return how many files the sources have gained since the corpus was finished; 0 if they cannot be listed any
+    more."""
     try:
         units = _units(options, sources_of(settings(options)), before, Problems())
         return len({piece.path for unit in units for piece in unit})
@@ -94,43 +98,43 @@ def _come_since(options: Prepare, before: dict) -> int:
 
 
 def _leave(out: Path, manifest: dict, console: Console, come_since: int = 0) -> dict:
-    """There is nothing to do; what a kill after the manifest was written has left is removed."""
+    """Say that the corpus is finished, and remove what a kill right after the manifest was written has left."""
     state = partial.read_state(out)
     if state is None or state.base != manifest["fingerprint"]:
         partial.remove(out)
     said = "nothing to do"
     if come_since:
-        said = f"files of its sources that are not in it: {come_since}; add them with --append"
+        said = f"source files that are not in it: {come_since}; add them with --append"
     console.print(f"{printable(str(out))} is already finished; {said}", markup=False, soft_wrap=True)
     return manifest
 
 
 def _plan(options: Prepare, before: dict | None) -> tuple[tuple[Source, ...], Plan]:
-    """The sources, and the plan of their text; for --part the one that is written down, where one is."""
+    """Return the sources and the plan of their text; for --part the stored plan, if there is one."""
     sources, problems = sources_of(settings(options)), Problems()
     check_taken(options, sources)
     for source in sources:
         if source.location and os.path.realpath(source.location) == os.path.realpath(options.out):
-            raise UserError(f"--out {options.out} is what --source {source} reads; use another directory")
-    if options.part and (state := partial.read_state(options.out)):  # --finish sees what has changed since
+            raise UserError(f"--out {options.out}: --source {source} reads it; use another directory")
+    if options.part and (state := partial.read_state(options.out)):  # --finish checks for changes
         return sources, state.plan
     units = _units(options, sources, before, problems)
     return sources, plan.cut(units, options.part_size, len(before["parts"]) if before else 0, problems)
 
 
 def _units(options: Prepare, sources: tuple[Source, ...], before: dict | None, problems: Problems) -> list:
-    """The text of the sources that is not in the corpus yet, as units of work."""
+    """Return the text of the sources that is not in the corpus yet, as units of work."""
     units = table.plan(list(sources), problems, (str(options.out),))
     plan.check_once(units, sources)
-    problems.pop(OWN, None)  # of which there is more each time
+    problems.pop(OWN, None)  # the output grows, so this count would change the plan
     return plan.new(units, sources, options.out, before, problems) if before else units
 
 
 def _begin(options: Prepare, sources, found: Plan, before, runner_options, console: Console) -> partial.State:
-    """What the corpus is to be: as an earlier process or another one wrote it down, or as it is written down now."""
+    """Return the stored state of the unfinished corpus. Write it first if no process has."""
     base = before and before["fingerprint"]
     out, now = options.out, partial.State(settings(options), partial.versions(options.steps), {}, found, {}, base)
-    given_up = partial.parts_from(out, found.first)  # if nothing is written down after they were seen
+    given_up = partial.parts_from(out, found.first)  # if there is still no state when it is read below
     state = partial.read_state(out)
     if state is None:
         if options.finish:
@@ -146,9 +150,9 @@ def _begin(options: Prepare, sources, found: Plan, before, runner_options, conso
 
 
 def _make_tokenizer(options, sources, found, before, runner_options, console: Console):
-    """Train or load the tokenizer, or take the corpus's own: name -> text of its files, role -> id, and what State
-    calls `enough`. What fails here binds no settings."""
-    name, values = CODE, options.code  # whose tokens stand before documents
+    """Train or load the tokenizer, or take the corpus's own. Returns (file name -> text, role -> id, `State.enough`).
+    The settings are not stored yet, so after an error here they may still change."""
+    name, values = CODE, options.code  # the values whose tokens stand before documents
     if options.prefix is not None:
         name, values = options.prefix, training.values(options, found, sources, runner_options)
     if before:
@@ -170,7 +174,7 @@ def _make_tokenizer(options, sources, found, before, runner_options, console: Co
 
 
 def _make(options: Prepare, work: Work, state, before, runner_options, console: Console) -> dict | None:
-    """Make the parts that are asked for and missing; and the manifest, unless there are other processes."""
+    """Make the missing parts of this process's share, and the manifest unless other processes make parts too."""
     i, n = share(options) or (0, 1)
     wanted = [] if options.finish else [number for number in work.plan.numbers if number % n == i]
     done = present(work.out, wanted)
@@ -180,26 +184,26 @@ def _make(options: Prepare, work: Work, state, before, runner_options, console: 
     if options.runner and missing:
         from data_pipelines.prepare import beam
 
-        console.print(f"{len(missing)} of {len(wanted)} parts are to be made")
+        console.print(f"making {len(missing)} of {len(wanted)} parts")
         beam.make_parts(work.out, missing, options.runner, runner_options)
     elif missing:
         _make_here(work, missing, len(done), options.processes or cores(), console)
     largest = max(map(work.plan.size, work.plan.numbers))
     if largest > 2 * options.part_size * MIB:
-        line = f"a part has {largest / MIB:,.0f} MiB of text, in a file that cannot be cut, as compressed ones"
+        line = f"a part has {largest / MIB:,.0f} MiB of text, because a file, such as a compressed one, cannot be cut"
         console.print(f"{line}; smaller files give smaller parts", style="yellow", markup=False, soft_wrap=True)
     if options.part:
-        console.print(f"this process's {len(wanted)} of {len(work.plan.parts)} parts are done; --finish when all are")
+        console.print(f"this process made its {len(wanted)} of {len(work.plan.parts)} parts; run --finish after all")
         return None
     return ending.finish(work, state, before, console)
 
 
 def _make_here(work: Work, missing: list[int], done: int, processes: int, console: Console) -> None:
-    """Make parts on all cores, showing progress by bytes of source."""
+    """Make parts on all cores, and show progress in bytes of source."""
     there = sum(is_whole(folder) for number in missing for folder in unit_folders(work, number))
     if done or there:
         units = sum(len(work.plan.units(number)) for number in missing)
-        console.print(f"continuing: {done} parts are there, and {there} of {units} units of the others")
+        console.print(f"continuing: {done} parts are done, and {there} of {units} units of the others")
     columns = TextColumn("tokenising"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=sum(map(work.plan.size, missing)))
@@ -208,26 +212,26 @@ def _make_here(work: Work, missing: list[int], done: int, processes: int, consol
 
 @contextlib.contextmanager
 def faults(out: PurePath, processes: int) -> Iterator[None]:
-    """An OSError or a lack of memory within becomes a UserError."""
+    """Turn an OSError or a lack of memory inside the context into a UserError."""
     try:
         yield
     except OSError as error:
         raise _explained(error, out) from error
     except MemoryError as error:
-        raise UserError(f"--processes {processes}: memory ran out; use fewer, {AGAIN}") from error
+        raise UserError(f"--processes {processes}: memory ran out; use fewer; {AGAIN}") from error
 
 
 def _explained(error: OSError, out: PurePath) -> UserError:
-    """A full disk, a place that refuses, or a fault that may pass: each has a cure of its own."""
+    """Return the error for a full disk, a place that refuses access, or a fault that may pass, each with its cure."""
     said = (error.strerror or str(error) or type(error).__name__).strip()
     where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
     if (reason := cloud.refusal(error)) is not None and not error.errno:
         return (PassingError if cloud.may_pass(error) else UserError)(f"{where or out}: {reason}")
     if error.errno in FULL:
         return UserError(f"--out {out}: cannot write there ({said}); free space or choose another directory; {AGAIN}")
-    ours = not os.path.dirname(where) or _inside(where, out)  # a lone name: of a folder that is removed
+    ours = not os.path.dirname(where) or _inside(where, out)  # a bare name: in a folder that is being removed
     if error.errno in GONE and ours:
-        return PassingError(f"{where or out}: {said}; if another process makes the same, wait for it; {AGAIN}")
+        return PassingError(f"{where or out}: {said}; if another process makes the same corpus, wait for it; {AGAIN}")
     if error.errno in REFUSED and not ours:
         return UserError(f"--source: cannot read {where} ({said}); make it readable or leave it out")
     if error.errno in REFUSED:
@@ -237,6 +241,6 @@ def _explained(error: OSError, out: PurePath) -> UserError:
 
 
 def _inside(path: str, out: PurePath) -> bool:
-    """Whether a path is that of the corpus, of something in it or of a folder that it is in."""
+    """Return whether a path is the corpus, something inside it, or a folder that contains it."""
     path, out = os.path.abspath(path), os.path.abspath(out)
     return os.path.commonpath((path, out)) in (path, out)

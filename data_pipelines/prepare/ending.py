@@ -1,4 +1,4 @@
-"""All parts are there: the manifest, which is written last, and what a screen shows."""
+"""Finish a corpus whose parts all exist: write the manifest, last of all, and print a report."""
 
 import io
 import json
@@ -24,11 +24,11 @@ from data_pipelines.store.job import manifest_of, word_starts_of, write_tables
 from data_pipelines.store.parts import part_name
 from data_pipelines.text.steps import check_steps
 
-PARTS = 16  # that are looked at for tokens that are not known
+PARTS = 16  # in which unknown tokens are counted
 
 
 def finish(work: Work, state: partial.State, before: dict | None, console: Console) -> dict:
-    """Write the manifest of a corpus whose parts are there. UserError where some are missing, or without text."""
+    """Write the manifest of a corpus and return it. Raises UserError if parts are missing or have no text."""
     out = work.out
     there = present(out, work.plan.numbers)
     missing = [number for number in work.plan.numbers if number not in there]
@@ -78,7 +78,8 @@ def _check_text(work: Work, state: partial.State, before: dict | None, summaries
 
 
 def _described(work: Work, state: partial.State, before: dict | None) -> dict:
-    """What a manifest says of where its text came from and how; stages: of each time that parts were added."""
+    """Return the manifest's entries on where its text came from and how; stages: one for each time that parts were
+    added."""
     files = [Counter() for _ in work.job.sources]
     for piece in work.plan.ranges():
         files[piece.source][piece.path] += piece.size
@@ -95,8 +96,8 @@ def _described(work: Work, state: partial.State, before: dict | None) -> dict:
 
 
 def _report(out: Path, manifest: dict, before: dict | None, enough: int | None, console: Console) -> None:
-    """Sizes, what could not be read, and what should be mended. before: the corpus that parts were added to. enough:
-    the size of a vocabulary that would know the text."""
+    """Print sizes, what could not be read, and what should be mended. before: the manifest of the corpus that parts
+    were added to. enough: the size of a vocabulary that would cover the text."""
 
     def say(line, **style):
         console.print(line, markup=False, soft_wrap=True, **style)
@@ -113,17 +114,17 @@ def _report(out: Path, manifest: dict, before: dict | None, enough: int | None, 
     if unknown is not None:
         line, much = f"{unknown:.3%} of the tokens are unknown to the tokenizer", unknown > MOST_UNKNOWN
         if much and enough and enough > manifest["vocab_size"]:
-            line += f"; --vocab-size {enough} would know nearly all"
+            line += f"; --vocab-size {enough} would cover nearly all"
         elif much:
-            line += "; look whether it is one for this language, and at --steps and --cased"
+            line += "; check that it is one for this language, and check --steps and --cased"
         say(line, style="yellow" if much else None)
     if not splits["heldout"]["documents"] and manifest["settings"]["heldout"]:
-        say("nothing could be held out for evaluation: one document; see --documents", style="yellow")
+        say("nothing is held out for evaluation: the corpus has one document; see --documents", style="yellow")
 
 
 def _unknown(out: Path, manifest: dict) -> float | None:
-    """The share of the tokens to be trained on, in evenly spaced parts, that the tokenizer does not know; None where no
-    token stands for those."""
+    """Return the share of the training tokens that are unknown to the tokenizer, from evenly spaced parts; None if it
+    has no unknown token."""
     number, unknown = len(manifest["parts"]), manifest["special"].get("unk")
     if unknown is None:
         return None

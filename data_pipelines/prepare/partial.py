@@ -1,9 +1,9 @@
-"""What an unfinished corpus knows of itself, so that other processes and later ones go on with it.
+"""The stored state of an unfinished corpus, from which other processes and later ones continue.
 
-OUT/.partial/state.json           written once, by whoever is first: settings, plan and tokenizer
-OUT/.partial/arrays/              units of work on their way into a part
-OUT/parts/000000/                 the parts that are done
-OUT/manifest.json                 written last: its presence says that the corpus is finished
+OUT/.partial/state.json           settings, plan and tokenizer, written once, by the first process
+OUT/.partial/arrays/              units of work that are not in a part yet
+OUT/parts/000000/                 finished parts
+OUT/manifest.json                 written last: if it exists, the corpus is finished
 """
 
 import fcntl
@@ -28,14 +28,14 @@ from data_pipelines.store.files import SUMMARY, beside
 from data_pipelines.text.steps import check_steps
 
 FOLDER = ".partial"
-UNITS = "arrays"  # not "units", where an older version may have left files of another form
-LIBRARIES = ("tokenizers", "sentencepiece", "sentencex")  # that cut and tokenise, on which the content depends, too
+UNITS = "arrays"  # not "units": an older version may have left files of another format there
+LIBRARIES = ("tokenizers", "sentencepiece", "sentencex")  # their versions affect the content
 
 
 class State(NamedTuple):
-    """settings: of the options.   versions: of the libraries.   special: role -> id.   tokenizer: name -> text of its
-    files.   base: the fingerprint of the corpus that parts are added to, or None.   enough: the size of a vocabulary
-    that knows (nearly) all of the text, where that was seen in training."""
+    """settings: from the options.   versions: of the libraries.   special: role -> id.   tokenizer: file name -> text.
+    base: the fingerprint of the corpus that parts are added to, or None.   enough: the size of a vocabulary that covers
+    nearly all of the text, if training has measured it."""
 
     settings: dict
     versions: dict
@@ -47,7 +47,7 @@ class State(NamedTuple):
 
 
 def read_state(out: Path) -> State | None:
-    """What is written down, None where nothing is. UserError where it is damaged."""
+    """Return the stored state, None if there is none. Raises UserError if it is damaged."""
     file = out / FOLDER / "state.json"
     damaged = UserError(f"{file} is damaged; delete {file.parent} and start the same command again")
     try:
@@ -67,19 +67,19 @@ def digest(said: object) -> str:
 
 
 def begin(out: Path, state: State) -> State:
-    """Write down what the corpus is to be, unless another process was faster: returns what is then written."""
+    """Store the state, unless another process was faster. Returns the state that is then stored."""
     said = state._asdict() | {"plan": state.plan._asdict()}
     write_new(out / FOLDER / "state.json", json.dumps({"state": said, "sha256": digest(said)}).encode())
     return read_state(out)
 
 
 def read_texts(folder: Path) -> dict[str, str]:
-    """name -> text of the files in a folder. What is no UTF-8 comes back by `write_texts`, too."""
+    """Return name -> text of a folder's files. `write_texts` restores bytes that are not UTF-8."""
     return {file.name: file.read_bytes().decode("utf-8", "surrogateescape") for file in cloud.entries(folder)}
 
 
 def write_texts(files: dict[str, str], folder: Path) -> None:
-    """Make a local folder of them, which is whole at any time: others may open it meanwhile."""
+    """Write files to a local folder that is complete at any time, since other processes may read it meanwhile."""
     found = read_texts(folder)
     if found == files:
         return
@@ -92,7 +92,7 @@ def write_texts(files: dict[str, str], folder: Path) -> None:
 
 
 def write_new(place: Path, content: bytes) -> None:
-    """Write a file as a whole, unless there is one."""
+    """Write a file atomically, unless it exists."""
     if cloud.in_cloud(place):
         with suppress(FileExistsError):
             cloud.filesystem().pipe_file(str(place), content, mode="create")
@@ -104,7 +104,7 @@ def write_new(place: Path, content: bytes) -> None:
 
 
 def put_folder(made: Path, place: Path) -> None:
-    """Give a local folder its place, unless that is taken by one of the same content; in a bucket its summary last."""
+    """Move a local folder to its place, unless one of the same content is there; in a bucket its summary comes last."""
     if cloud.in_cloud(place):
         cloud.upload(made, place, last=SUMMARY)
     else:
@@ -112,65 +112,66 @@ def put_folder(made: Path, place: Path) -> None:
 
 
 def workroom(out: Path) -> tempfile.TemporaryDirectory:
-    """A folder that lasts as long as the context, from which things are moved to their places in OUT: on its disk."""
+    """Return a temporary folder on the disk of OUT, as a context. Its content is moved to its places in OUT."""
     return tempfile.TemporaryDirectory(prefix="work-", dir=None if cloud.in_cloud(out) else out / FOLDER)
 
 
 def check(out: Path, state: State, now: State) -> None:
-    """UserError where an unfinished corpus was begun with other settings, libraries or sources than there are now."""
-    begun, anew = f"--out {out} is unfinished", f"or delete {out / FOLDER if state.base else out} to begin anew"
+    """Raise UserError if an unfinished corpus was begun with other settings, libraries or sources than now."""
+    begun, anew = f"--out {out} is unfinished", f"or delete {out / FOLDER if state.base else out} to start over"
     if said := changes(state.settings, now.settings):
-        raise UserError(f"{begun}, and was begun with other settings: {said}; give those, {anew}")
+        raise UserError(f"{begun}, and was begun with other settings: {said}; use those, {anew}")
     if state.base != now.base:
-        raise UserError(f"{begun}: {'' if state.base else 'no '}--append began it; run that command to its end, {anew}")
+        how = "with" if state.base else "without"
+        raise UserError(f"{begun}, and was begun {how} --append; finish that command, {anew}")
     if said := differences(state.versions, now.versions):
         known = [name for name in LIBRARIES if name in state.versions and state.versions[name] != now.versions[name]]
         named = " ".join(f"{name}=={state.versions[name]}" for name in known)
-        # What else has changed came with Python or this program
-        mend = f"pip install {named}" if named else "use the Python and the commit of then"
+        # Other versions change with Python or with this program
+        mend = f"pip install {named}" if named else "use the Python and the commit that began it"
         raise UserError(f"{begun}, and since it began {'; '.join(said)}: {mend}, {anew}")
     before, plan = state.plan, now.plan
     if (before.hash, before.first) != (plan.hash, plan.first):
-        said = plans.changed(before.files(), plan.files()) or "they are cut otherwise"
+        said = plans.changed(before.files(), plan.files()) or "they are cut differently"
         raise UserError(f"{begun}, and its sources have changed since it began ({said}): restore them, {anew}")
 
 
 def changes(old: dict, new: dict) -> str:
-    """The settings that differ; one that is newer than the corpus was what it is unless told."""
+    """Return the settings that differ, as text. A setting that the corpus lacks, being older, had its default."""
     old = settings(Prepare(("builtin",), Path())) | old
     return "; ".join(f"{name} was {old[name]!r} and is {new[name]!r}" for name in new if old[name] != new[name])
 
 
 @contextmanager
 def alone(out: Path, share: str | None = None) -> Iterator[None]:
-    """While the context lasts no other process makes the corpus, or this share of it; on trust where nothing can be
-    locked. UserError where one does."""
+    """Hold a lock, so that no other process makes the corpus, or this share of it, during the context. A disk without
+    locks is trusted. Raises UserError if another process holds the lock."""
     place = out / FOLDER / f"lock{'-' + share.replace('/', '-of-') if share else ''}"
     try:
         lock = durable.locked(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        what = f"--part {share}: another process makes it" if share else "another prepare is writing there"
+        what = f"another process is making --part {share}" if share else "another prepare is writing there"
         raise UserError(f"--out {out}: {what}; wait or use another --out") from None
     with lock or nullcontext():
         yield
 
 
 def open_folder(out: Path) -> None:
-    """Make OUT/.partial. UserError where OUT holds what no prepare has written."""
+    """Make OUT/.partial. Raises UserError if OUT holds files that prepare has not written."""
     others = {path.name for path in cloud.entries(out)}
     if others and not {FOLDER, "manifest.json"} & others:
-        raise UserError(f"--out {out} holds files that are no corpus; use an empty or a new directory")
+        raise UserError(f"--out {out} holds files that are not a corpus; use an empty or a new directory")
     if not cloud.in_cloud(out):
         (out / FOLDER).mkdir(parents=True, exist_ok=True)
 
 
 def parts_from(out: Path, first: int) -> list[Path]:
-    """The parts from a number on that are there."""
+    """Return the existing parts with this number or a higher one."""
     return [path for path in cloud.entries(out / "parts") if path.name.isdecimal() and int(path.name) >= first]
 
 
 def remove(out: Path) -> None:
-    """Remove OUT/.partial: its state first, so that what is left binds nothing."""
+    """Remove OUT/.partial, its state first, so that what a kill leaves does not bind settings."""
     if not cloud.in_cloud(out):
         (out / FOLDER / "state.json").unlink(missing_ok=True)
         if (out / FOLDER).exists():
@@ -179,12 +180,12 @@ def remove(out: Path) -> None:
 
 
 def versions(steps: Iterable[str] = ()) -> dict[str, str]:
-    """Library, or 'step NAME' -> version, here."""
+    """Return the versions here: library, or 'step NAME' -> version."""
     found = {name: version(name) for name in LIBRARIES} | {"Unicode": unicodedata.unidata_version}
     return found | {f"step {name}": str(number) for name, number in check_steps(steps)}
 
 
 def differences(before: dict[str, str], now: dict[str, str], start: str = "") -> list[str]:
-    """'tokenizers was 0.22.1 and is 0.23.3', of those whose names start so."""
+    """Return changed versions, as 'tokenizers was 0.22.1 and is 0.23.3', of names that begin with `start`."""
     changed = [name for name in now if name.startswith(start) and before.get(name) != now[name]]
     return [f"{name} was {before.get(name)} and is {now[name]}" for name in changed]

@@ -1,4 +1,4 @@
-"""Parts of a corpus from their text: on all cores of this machine, or one as a function of (plan, number)."""
+"""Make parts of a corpus: on all cores of this machine, or one part, which depends only on the plan and its number."""
 
 import itertools
 import os
@@ -26,12 +26,13 @@ from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers import stored
 from data_pipelines.tokenizers.made import vocabulary
 
-AHEAD = 2  # tasks for each process: what is waiting for a part to be written takes room on the disk
-HELD = threading.local()  # the encoder of this thread, and the tokenizer that it is of
+AHEAD = 2  # tasks in flight per process: units that wait for their part take room on the disk
+HELD = threading.local()  # this thread's encoder, and the path of its tokenizer
 
 
 class Work(NamedTuple):
-    """All that a process needs to make parts; it travels.   tokenizer: its file.   scratch: a local folder."""
+    """All that a process needs to make parts; picklable.   tokenizer: path of tokenizer.json.   scratch: a local
+    folder."""
 
     job: Job
     plan: Plan
@@ -41,7 +42,7 @@ class Work(NamedTuple):
 
 
 def open_work(out: Path, state: State, sources: tuple[Source, ...]) -> Work:
-    """From what is written down; the tokenizer's files are put into a folder of this machine."""
+    """Return the Work of a stored state. Writes the tokenizer's files to a local folder."""
     scratch = out / FOLDER / UNITS
     if cloud.in_cloud(out):
         name = digest([str(out), state])[:16]  # all that units depend on
@@ -55,7 +56,7 @@ def open_work(out: Path, state: State, sources: tuple[Source, ...]) -> Work:
 
 
 def present(out: Path, numbers: Iterable[int]) -> set[int]:
-    """Which of the parts are done."""
+    """Return which of the parts are finished."""
     if cloud.in_cloud(out):
         found = {Path(name).parent.name for name in cloud.filesystem().glob(f"{out}/parts/*/summary.json")}
     else:
@@ -69,8 +70,8 @@ def unit_folders(work: Work, number: int) -> list[Path]:
 
 
 def make_parts(work: Work, numbers: list[int], processes: int, advance: Callable[[int], None]) -> None:
-    """Make parts from all cores: the units of one after the other, and each part as soon as its units are there, so
-    that the disk never holds the units of more than about two. advance is told bytes of text that are done."""
+    """Make parts on all cores. Units are made part by part, and each part is written as soon as its units exist, so the
+    disk holds the units of about two parts at most. advance: called with the bytes of text that are done."""
     units = ((number, unit) for number in numbers for unit in range(len(work.plan.units(number))))
     left = {number: len(work.plan.units(number)) for number in numbers}
     running: dict[Future, tuple[int, int | None]] = {}
@@ -92,7 +93,7 @@ def make_parts(work: Work, numbers: list[int], processes: int, advance: Callable
 
 
 def _submit(workers, work: Work, number: int, unit: int | None = None) -> Future:
-    """To make a unit of a part, or the part of its units."""
+    """Submit a unit of a part or, without `unit`, the joining of a part's units."""
     folders = unit_folders(work, number)
     if unit is None:
         return workers.submit(_join, number, folders, work.job, work.out)
@@ -102,20 +103,20 @@ def _submit(workers, work: Work, number: int, unit: int | None = None) -> Future
 def _unit(folder: Path, unit: tuple[Range, ...], job: Job, tokenizer: Path) -> None:
     for piece in unit:
         if (path := changed(piece)) is not None:
-            raise UserError(f"--source: {printable(path)} has changed since this began; restore it, or begin anew")
+            raise UserError(f"--source: {printable(path)} has changed since prepare began; restore it, or start over")
     write_unit(folder, unit, job, read_encoder(tokenizer))
 
 
 def read_encoder(tokenizer: Path) -> Encoder:
-    """The encoder of a tokenizer's file, as its Hugging Face class reads it, to the last bit. One a thread: it learns
-    from what it encodes."""
+    """Return the encoder of a tokenizer's file; it gives exactly the tokens that its Hugging Face class gives. Each
+    thread has one, since it learns from what it encodes."""
     if getattr(HELD, "tokenizer", None) != tokenizer:
         HELD.encoder, HELD.tokenizer = Encoder(stored.load(tokenizer.parent).tokenizer), tokenizer
     return HELD.encoder
 
 
 def _join(number: int, folders: list[Path], job: Job, out: Path) -> None:
-    """Units to the part, in its place; then they are removed."""
+    """Join units to a part, put it in its place and remove the units."""
     made = folders[0].parent / "part"
     write_part(made, folders, job)
     place = out / part_name(number)

@@ -1,5 +1,5 @@
-"""Which text goes to which part of a corpus: a value that travels as JSON and that every process reads alike. Those of
-each time that text was added stay beside the corpus, in OUT/plans/HASH.json, so that no file is added a second time."""
+"""The plan: which text goes to which part of a corpus. It is stored as JSON, so all processes read the same plan. Each
+time text is added, its plan stays in OUT/plans/HASH.json, so that no file is added a second time."""
 
 import hashlib
 import itertools
@@ -16,13 +16,13 @@ from data_pipelines.formats.source import Other, Range, Source
 from data_pipelines.formats.values import CODE
 from data_pipelines.prepare.options import MIB, sources_of
 
-SAID = 3  # files that an error names
+SAID = 3  # files to name in an error
 KNOWN = "files left out that the corpus has already"
 
 
 class Plan(NamedTuple):
-    """parts: of each its units of work, of each its ranges.   first: the number of the first part (--append: how many
-    the corpus has already).   problems: what was left out when files were listed."""
+    """parts: the units of work of each part; a unit is a tuple of ranges.   first: the number of the first part
+    (--append: how many parts the corpus has).   problems: what was left out when files were listed."""
 
     parts: tuple[tuple[tuple[Range, ...], ...], ...]
     first: int = 0
@@ -36,25 +36,25 @@ class Plan(NamedTuple):
         return self.parts[number - self.first]
 
     def size(self, number: int) -> int:
-        """Bytes of text."""
+        """Return the bytes of text in a part."""
         return sum(map(size, self.units(number)))
 
     def ranges(self) -> Iterable[Range]:
         return itertools.chain.from_iterable(itertools.chain.from_iterable(self.parts))
 
     def files(self) -> dict[str, str]:
-        """Path -> what tells this content of the file from another."""
-        both = ((one.path, one.version) for piece in self.ranges() for one in (piece, piece.other) if one)
+        """Return path -> version, which changes with the file's content."""
+        both = ((file.path, file.version) for piece in self.ranges() for file in (piece, piece.other) if file)
         return dict(both)
 
     @property
     def hash(self) -> str:
-        """Of the text, wherever its parts go."""
+        """Hash of the text, whatever the numbers of its parts."""
         return hashlib.sha256(json.dumps(self.parts).encode()).hexdigest()
 
 
 def of_json(said: dict) -> Plan:
-    """The plan whose `_asdict` JSON has kept."""
+    """Return the plan whose `_asdict` was stored as JSON."""
     piece = lambda values: Range(*values[:-1], values[-1] and Other(*values[-1]))
     parts = tuple(tuple(tuple(map(piece, unit)) for unit in part) for part in said["parts"])
     return Plan(parts, said["first"], said["problems"])
@@ -65,7 +65,8 @@ def size(unit: tuple[Range, ...]) -> int:
 
 
 def cut(units: list[tuple[Range, ...]], part_size: int, first: int = 0, problems: dict | None = None) -> Plan:
-    """Parts of about `part_size` MiB, all about equal, that begin where a document does unless one fills a part."""
+    """Divide units into parts of about `part_size` MiB and nearly equal size. A part begins with a document, unless one
+    document fills a whole part."""
     total = sum(map(size, units))
     number = max(1, round(total / (part_size * MIB)))
     parts: list[list[tuple[Range, ...]]] = []
@@ -81,7 +82,7 @@ def cut(units: list[tuple[Range, ...]], part_size: int, first: int = 0, problems
 
 
 def changed(before: dict[str, str], now: dict[str, str]) -> str:
-    """Which files are not what they were, '' where all are: 'a.txt has changed, b.txt is gone'."""
+    """Return which files differ, as 'a.txt has changed, b.txt is gone'; '' if none does."""
     said = [f"{path} is gone" for path in before if path not in now]
     said += [f"{path} has changed" for path in before if path in now and before[path] != now[path]]
     said += [f"{path} is new" for path in now if path not in before]
@@ -90,17 +91,18 @@ def changed(before: dict[str, str], now: dict[str, str]) -> str:
 
 
 def kept_at(out: Path, plan_hash: str) -> Path:
-    """Where a plan stays."""
+    """Return where a plan is stored."""
     return out / "plans" / f"{plan_hash[:16]}.json"
 
 
 def _known(out: Path, manifest: dict) -> dict[tuple, dict[str, tuple]]:
-    """(path, how it was read) of files whose text a corpus has -> {what was put before its documents: version}."""
+    """Return the files whose text a corpus has: (path, how it was read) -> {what was put before its documents:
+    version}."""
     found = {}
     for stage in manifest["stages"]:
         place = kept_at(out, stage["plan"])
         if not cloud.is_file(place):
-            raise UserError(f"--append: {place} is missing, which says what the corpus has; copy the corpus again")
+            raise UserError(f"--append: {place}, the list of the corpus's files, is missing; copy the corpus again")
         sources = sources_of(stage["settings"])
         for piece in of_json(json.loads(place.read_bytes())).ranges():
             found.setdefault(_key(piece, sources), {})[_codes(sources[piece.source])] = _version(piece)
@@ -108,23 +110,23 @@ def _known(out: Path, manifest: dict) -> dict[tuple, dict[str, tuple]]:
 
 
 def check_once(units: list[tuple[Range, ...]], sources: Sequence[Source]) -> None:
-    """UserError where two sources of one kind have the same file, whose text would be stored twice."""
+    """Raise UserError if two sources of one kind have the same file, whose text would be stored twice."""
     found: dict[tuple[str, str], Source] = {}
     for piece in itertools.chain.from_iterable(units if len(sources) > 1 else ()):
         source = sources[piece.source]
         first = found.setdefault((_place(piece, source), source.kind), source)
         if first is not source:
             raise UserError(
-                f"--source {source}: {printable(piece.path)} is of --source {first}, too, and its text would be stored "
-                "twice; leave one of them out, or give patterns without files in common"
+                f"--source {source}: {printable(piece.path)} is also in --source {first}, and its text would be stored "
+                "twice; leave one of them out, or give patterns that share no file"
             )
 
 
 def new(
     units: list[tuple[Range, ...]], sources: Sequence[Source], out: Path, manifest: dict, problems: Problems
 ) -> list[tuple[Range, ...]]:
-    """What a corpus does not have yet; the rest is counted. UserError for a file that has changed since then, or is to
-    have another text or code before its documents."""
+    """Return the units without the files that a corpus has, which are counted as a problem. Raises UserError for a file
+    that has changed since it was added, or that would now get another text or code before its documents."""
     before, kept, seen = _known(out, manifest), [], set()
     for unit in units:
         fresh = []
@@ -134,13 +136,13 @@ def new(
                 fresh.append(piece)
             elif _version(piece) not in file.values():
                 raise UserError(
-                    f"--append: {printable(piece.path)} has changed since its text was added, which would be stored "
-                    "twice; name files that are new"
+                    f"--append: {printable(piece.path)} has changed since it was added, and its text would be stored "
+                    "twice; give only new files"
                 )
             elif codes not in file:
                 raise UserError(
-                    f"--append: {printable(piece.path)} is in already, with {' and '.join(sorted(file))} and not "
-                    f"with {codes}; leave it out, or give the same"
+                    f"--append: {printable(piece.path)} is already in the corpus, with {' and '.join(sorted(file))} "
+                    f"and not with {codes}; leave it out, or give the same options"
                 )
             else:
                 seen.add(piece.path)
@@ -151,7 +153,7 @@ def new(
 
 
 def _key(piece: Range, sources: Sequence[Source]) -> tuple:
-    """A file, however its path is written, and how it is read."""
+    """Identify a file, however its path is written, and how it is read."""
     source = sources[piece.source]
     return _place(piece, source), source.kind, source.options, source.language
 
@@ -162,7 +164,7 @@ def _place(piece: Range, source: Source) -> str:
 
 
 def _codes(source: Source) -> str:
-    """What is put before a source's documents, as options."""
+    """Return what is put before a source's documents, as options."""
     code = next((value for value in source.values if value.name == CODE), None)
     before = f" and --task-prefix {source.task_prefix!r}" if source.task_prefix else ""
     if code is None:

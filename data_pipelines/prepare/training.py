@@ -1,5 +1,5 @@
-"""The tokenizer that `prepare` trains. Its text is of each source a smoothed share, from places all over it; words are
-counted where the text is, and their counts are added in any order."""
+"""Train the tokenizer of `prepare`. Its sample has a smoothed share of each source, from places all over the source.
+Words are counted where the text is read, and the counts are added in any order."""
 
 import functools
 from collections import Counter
@@ -24,15 +24,15 @@ from data_pipelines.tokenizers.table import KINDS, learn
 from data_pipelines.tokenizers.training import Training, by_frequency, characters_of, covering
 
 SAMPLE = 32_000_000  # characters that a tokenizer is trained on, taken from the whole corpus
-COUNTED = 1_000_000_000  # where a vocabulary is of whole words; their counts take about 1 GB
-EXPONENT = Decimal("0.7")  # as mBERT and XLM-R: small languages get more than their share of the text
-PLACES = 64  # in each source, at least, if it has as many
-MOST_UNKNOWN = 0.001  # share of tokens beyond which something should be done
-ALPHABETS = ("wordpiece", "character-bpe")  # a quarter of their vocabulary may be characters
+COUNTED = 1_000_000_000  # the same for a vocabulary of whole words; their counts take about 1 GB
+EXPONENT = Decimal("0.7")  # as for mBERT and XLM-R: small languages get more than their share of the text
+PLACES = 64  # least number of places to read in a source, if it has that many
+MOST_UNKNOWN = 0.001  # share of unknown tokens above which the report warns
+ALPHABETS = ("wordpiece", "character-bpe")  # kinds in which a quarter of the vocabulary may be characters
 
 
 class Stretch(NamedTuple):
-    """Neighbouring ranges of one source, of which the first characters are taken; None: all of them."""
+    """Neighbouring ranges of one source. characters: how many to read, from the first on; None: all."""
 
     ranges: tuple[Range, ...]
     characters: int | None
@@ -41,7 +41,8 @@ class Stretch(NamedTuple):
 def trained(
     options: Prepare, plan: Plan, sources: tuple[Source, ...], runner_options: Sequence[str]
 ) -> tuple[Made, int | None]:
-    """The tokenizer, and the size of a vocabulary that would know nearly all of what it was trained on."""
+    """Train the tokenizer. Returns it, and the size of a vocabulary that would cover nearly all of its training
+    text."""
     chosen = stretches(plan, len(sources), COUNTED if KINDS[options.tokenizer].whole else SAMPLE)
     asked = Training(options.vocab_size, options.cased, options.keep_accents, options.specials, sentinels(options))
     count = functools.partial(_words, sources, options.steps, options.tokenizer, asked)
@@ -50,7 +51,7 @@ def trained(
 
 
 def values(options: Prepare, plan: Plan, sources: tuple[Source, ...], runner_options: Sequence[str]) -> list[str]:
-    """The values of documents whose tokens stand before them, sorted, from all text. UserError for too many."""
+    """Return the values whose tokens stand before documents, sorted, from all text. Raises UserError for too many."""
     every = [Stretch(unit, None) for part in plan.parts for unit in part]
     count = functools.partial(_values, sources, options.prefix)
     return sorted(check_values(options.prefix, _counted(count, every, options, runner_options)))
@@ -59,10 +60,10 @@ def values(options: Prepare, plan: Plan, sources: tuple[Source, ...], runner_opt
 def _counted(
     count: functools.partial, stretches: Sequence[Stretch], options: Prepare, runner_options: Sequence[str]
 ) -> Counter:
-    """What is counted in all stretches, on all cores or by the runner of parts."""
+    """Return the counts over all stretches, made on all cores or by Beam's runner."""
     runner = None
     if options.runner:
-        from data_pipelines.prepare import beam  # not everybody has it
+        from data_pipelines.prepare import beam  # an optional package
 
         how = count.func.__name__, count.args, stretches, partial.versions(options.steps)
         place = options.out / partial.FOLDER / f"words-{partial.digest(repr(how))[:16]}.json"
@@ -82,7 +83,7 @@ def _values(sources: tuple[Source, ...], name: str, stretch: Stretch) -> Counter
 
 
 def sum_of(counts: Iterable[Mapping[str, int]]) -> Counter:
-    """The sums of counts."""
+    """Return the sum of counts."""
     sums = Counter()
     for some in counts:
         sums.update(some)
@@ -90,25 +91,25 @@ def sum_of(counts: Iterable[Mapping[str, int]]) -> Counter:
 
 
 def shares(sizes: Sequence[int], total: int) -> list[int]:
-    """How much of `total` goes to each: by size to the power of EXPONENT, at most all of it; what is left over goes to
-    the others. Decimals, so that every machine has the same."""
-    given = [0] * len(sizes)
+    """Divide `total` among sources by size ** EXPONENT. No source gets more than its size; the rest goes to the others.
+    Decimals give the same shares on every machine."""
+    found = [0] * len(sizes)
     waiting = [index for index, size in enumerate(sizes) if size]
     while waiting:
         weights = {index: Decimal(sizes[index]) ** EXPONENT for index in waiting}
         part = total / sum(weights.values())
         whole = [index for index in waiting if sizes[index] <= part * weights[index]]
         for index in whole or waiting:
-            given[index] = sizes[index] if whole else int(part * weights[index])
+            found[index] = sizes[index] if whole else int(part * weights[index])
         if not whole:
             break
         total -= sum(sizes[index] for index in whole)
         waiting = [index for index in waiting if index not in whole]
-    return given
+    return found
 
 
 def stretches(plan: Plan, number: int, total: int) -> list[Stretch]:
-    """What to read of `number` sources to get about `total` characters."""
+    """Return what to read of `number` sources to get about `total` characters."""
     by_source: list[list[tuple[Range, ...]]] = [[] for _ in range(number)]
     for part in plan.parts:
         for unit in part:
@@ -126,7 +127,7 @@ def stretches(plan: Plan, number: int, total: int) -> list[Stretch]:
 
 
 def read_stretch(stretch: Stretch, sources: Sequence[Source], steps: Sequence[str] = ()) -> list[str]:
-    """Its texts; the last is cut where it has enough."""
+    """Return the texts of a stretch. The last text is cut where the stretch has its characters."""
     texts, left = [], stretch.characters
     for piece in stretch.ranges:
         for document in run(steps, read(sources[piece.source], piece, Problems())):
@@ -140,8 +141,8 @@ def read_stretch(stretch: Stretch, sources: Sequence[Source], steps: Sequence[st
 
 
 def enough(kind: str, words: Counter) -> int | None:
-    """The size of a vocabulary of this kind that leaves at most half of MOST_UNKNOWN of these words unknown, or as few
-    as it can; None where that does not depend on the size."""
+    """Return the size of a vocabulary of this kind that leaves at most half of MOST_UNKNOWN of these words unknown, or
+    as few as possible; None if that does not depend on the size."""
     if kind == "wordlevel":
         counts = np.sort(np.fromiter(words.values(), np.int64, len(words)))[::-1]
         return min(_needed(counts) + len(whole_words.WHOLE_SPECIALS), LARGEST_VOCABULARY)
@@ -149,12 +150,12 @@ def enough(kind: str, words: Counter) -> int | None:
         return None
     characters = characters_of([*words.items()])
     rank = {character: index for index, character in enumerate(by_frequency(characters))}
-    rarest = np.zeros(len(rank), np.int64)  # the words of which this is the rarest character
+    rarest = np.zeros(len(rank), np.int64)  # for each character, the words in which it is the rarest
     for word, count in words.items():
         rarest[max(rank[character] for character in word)] += count
     return 4 * min(_needed(rarest), len(covering(characters, len(characters))))
 
 
 def _needed(counts: np.ndarray) -> int:
-    """How many of the first make up all but half of MOST_UNKNOWN."""
+    """Return how many of the first counts make up all but half of MOST_UNKNOWN."""
     return int(np.searchsorted(np.cumsum(counts), (1 - MOST_UNKNOWN / 2) * counts.sum())) + 1

@@ -61,7 +61,7 @@ def test_killed_anywhere_and_run_again_the_bytes_are_the_same(tmp_path, text, un
     units, joined = len(units_of(out)), (out / "parts" / "000000").exists()
     status, printed, errors = start(text, out).wait()
     assert status == 0, errors
-    assert (f"continuing: 0 parts are there, and {units} of" in printed) == (units > 0 and not joined)
+    assert (f"continuing: 0 parts are done, and {units} of" in printed) == (units > 0 and not joined)
     assert content(out) == uninterrupted
     assert not (out / ".partial").exists()
 
@@ -99,7 +99,7 @@ def test_files_that_have_come_since_are_counted_and_left_to_append(tmp_path):
     assert "already finished; nothing to do" in run(tmp_path / "out", f"text:{texts}/*.txt")[1]
     (texts / "b.txt").write_text("Another text.")
     printed = run(tmp_path / "out", f"text:{texts}/*.txt")[1]
-    assert "files of its sources that are not in it: 1; add them with --append" in printed
+    assert "source files that are not in it: 1; add them with --append" in printed
     assert content(tmp_path / "out") == before
     with mock.patch("data_pipelines.prepare.command.table.plan", side_effect=OSError(errno.EIO, "failed")):
         assert "already finished; nothing to do" in run(tmp_path / "out", f"text:{texts}/*.txt")[1]
@@ -173,7 +173,7 @@ def test_a_small_corpus_holds_out_up_to_a_twentieth_of_its_documents(tmp_path, t
     (tmp_path / "1.text").write_text("Text.")
     manifest, printed = run(tmp_path / "c", f"text:{tmp_path}/*.text", heldout=0.01)
     assert splits(manifest)["train"]["documents"] == 1
-    assert "nothing could be held out" in printed
+    assert "nothing is held out" in printed
 
 
 @pytest.mark.parametrize("undecodable", ["replace", "skip"])
@@ -217,7 +217,7 @@ def test_a_mistake_is_an_error_that_binds_nothing(tmp_path, text):
     (tmp_path / "others" / "train").mkdir(parents=True)
     for out, place, tokenizer, said in (
         ("out", text, "nothing.json", "nothing.json does not exist"),
-        ("others", text, "wordpiece", "holds files that are no corpus; use an empty or a new directory"),
+        ("others", text, "wordpiece", "holds files that are not a corpus; use an empty or a new directory"),
         ("file/out", text, "wordpiece", "--out .*file/out: cannot write there .*choose another directory"),
     ):
         with pytest.raises(UserError, match=said):

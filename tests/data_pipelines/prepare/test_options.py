@@ -32,7 +32,7 @@ from tests.data_pipelines.prepared import documents, run, splits
         ({"sentinels": -1}, "--sentinels -1: give a number from 0"),
         ({"part_size": 0}, "--part-size 0: give a number of MiB"),
         ({"steps": ("tag",)}, "--steps tag: there is no such step"),
-        ({"task_prefix": ("a\n",)}, r"--task-prefix 'a\\n': has characters that cannot be seen"),
+        ({"task_prefix": ("a\n",)}, r"--task-prefix 'a\\n': has characters that do not print"),
         ({"task_prefix": ("a: ",)}, "--task-prefix 'a: ': stands before inputs that have targets, and --source text:"),
         ({"task_prefix": ("a: ", "b: ")}, "--task-prefix a:  --task-prefix b: : 2 for 1 sources"),
         ({"tokenizer": "wordpiece", "specials": "albert"}, "--specials albert: --tokenizer wordpiece does not choose"),
@@ -70,7 +70,7 @@ def test_a_file_of_two_sources_is_refused(tmp_path, again):
     if again == "link.txt":
         (tmp_path / again).symlink_to(tmp_path / "texts/a.txt")
     location = tmp_path / again if again == "link.txt" else tmp_path / "texts" / again
-    with pytest.raises(UserError, match="txt: .*txt is of --source text:.*/texts, too, .*stored twice; leave one"):
+    with pytest.raises(UserError, match="txt: .*txt is also in --source text:.*/texts, .*stored twice; leave one"):
         run(tmp_path / "out", f"text:{tmp_path}/texts", f"text:{location}")
 
 
@@ -122,7 +122,7 @@ def test_a_second_token_that_ends_documents_is_refused(a_txt, tmp_path, trained)
     if not trained:
         run(tmp_path / "gpt2", f"text:{tmp_path}/a.txt", **bpe)
         bpe = {"tokenizer": str(tmp_path / "gpt2" / "tokenizer")}
-    said = "a trained bpe tokenizer ends documents already" if trained else r"the tokenizer has <\|endoftext\|>"
+    said = "a trained bpe tokenizer already ends documents" if trained else r"the tokenizer has <\|endoftext\|>"
     with pytest.raises(UserError, match=f"--end-of-text: {said}.*; leave it out"):
         run(tmp_path / "out", f"text:{tmp_path}/a.txt", **bpe, end_of_text=True)
 
@@ -158,6 +158,6 @@ def test_a_file_that_cannot_be_cut_and_is_larger_than_parts_is_said(tmp_path, sm
     with gzip.open(tmp_path / "a.txt.gz", "wb") as file:
         file.write(np.random.default_rng(0).choice(list(b"abcdefgh \n"), 19_000).astype(np.uint8).tobytes())
     _, printed = run(tmp_path / "out", f"text:{tmp_path}/a.txt.gz", part_size=1)
-    assert re.search(r"a part has \d MiB of text, in a file that cannot be cut.* smaller files give smaller", printed)
+    assert re.search(r"a part has \d MiB of text, because .* cannot be cut; smaller files give smaller", printed)
     _, printed = run(tmp_path / "two", f"text:{tmp_path}/a.txt.gz", part_size=2)
     assert "cannot be cut" not in printed

@@ -116,7 +116,7 @@ def signs_of(path, kind):
 def test_the_size_that_is_said_cures(tmp_path, kind):
     source = signs_of(tmp_path / "a.txt", kind)
     _, printed = run(tmp_path / "small", source, tokenizer=kind, vocab_size=100)
-    share, size = re.search(r"([\d.]+)% of the tokens are unknown.* --vocab-size (\d+) would know", printed).groups()
+    share, size = re.search(r"([\d.]+)% of the tokens are unknown.* --vocab-size (\d+) would cover", printed).groups()
     assert float(share) > 1
     _, printed = run(tmp_path / "large", source, tokenizer=kind, vocab_size=int(size))
     assert float(re.search(r"([\d.]+)% of the tokens are unknown to the tokenizer$", printed, re.M)[1]) < 0.1
@@ -125,7 +125,7 @@ def test_the_size_that_is_said_cures(tmp_path, kind):
 def test_a_tokenizer_of_another_language_is_said(tmp_path):
     source = signs_of(tmp_path / "a.txt", "wordpiece")
     _, printed = run(tmp_path / "out", source)
-    assert "100.000% of the tokens are unknown to the tokenizer; look whether it is one for this language" in printed
+    assert "100.000% of the tokens are unknown to the tokenizer; check that it is one for this language" in printed
 
 
 def test_where_nothing_can_be_unknown_nothing_is_said(tmp_path):

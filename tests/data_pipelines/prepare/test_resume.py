@@ -101,7 +101,7 @@ def test_another_version_of_a_library_is_named_with_the_one_to_install(unfinishe
 
 def test_another_version_of_a_step_is_named(unfinished, monkeypatch):
     monkeypatch.setitem(STEPS, "tags", STEPS["tags"]._replace(version=2))
-    with pytest.raises(UserError, match="step tags was 1 and is 2: use the Python and the commit of then"):
+    with pytest.raises(UserError, match="step tags was 1 and is 2: use the Python and the commit that began it"):
         again(unfinished)
 
 
@@ -150,7 +150,7 @@ def test_a_file_that_changes_while_others_are_read_is_no_part_of_the_corpus(tmp_
         (tmp_path / "b.txt").write_text("Same size!")
 
     monkeypatch.setattr(parts, "write_unit", changing)
-    with pytest.raises(UserError, match="b.txt has changed since this began; restore it, or begin anew"):
+    with pytest.raises(UserError, match="b.txt has changed since prepare began; restore it, or start over"):
         run(tmp_path / "out", f"text:{tmp_path}/?.txt")
 
 
@@ -167,7 +167,7 @@ def test_a_corpus_that_cannot_grow_is_left_alone(a_txt, tmp_path, change, said):
 
 
 def test_the_source_is_no_place_for_the_corpus(a_txt, tmp_path):
-    with pytest.raises(UserError, match=f"--out {tmp_path} is what --source text:{tmp_path}/ reads; use another"):
+    with pytest.raises(UserError, match=f"--out {tmp_path}: --source text:{tmp_path}/ reads it; use another"):
         run(tmp_path, f"text:{tmp_path}/")
 
 
@@ -181,9 +181,9 @@ PLACE = Path("/data/corpus")
         (errno.EDQUOT, "/data/corpus/x", "--out /data/corpus: cannot write there .*free space"),
         (errno.EACCES, "/texts/a.txt", "--source: cannot read /texts/a.txt .*make it readable or leave it out"),
         (errno.EACCES, "/data/corpus/x", "--out /data/corpus: cannot write there .*choose another directory"),
-        (errno.ENOENT, "/data/corpus/x", "/data/corpus/x: .*if another process makes the same, wait for it; the same"),
-        (errno.ENOTEMPTY, "part.27", "part.27: .*if another process makes the same, wait for it; the same"),
-        (errno.EIO, "/texts/a.txt", "/texts/a.txt: reading or writing failed .*may pass; the same command goes on"),
+        (errno.ENOENT, "/data/corpus/x", "/data/corpus/x: .*another process makes the same corpus, wait for it; run"),
+        (errno.ENOTEMPTY, "part.27", "part.27: .*if another process makes the same corpus, wait for it; run"),
+        (errno.EIO, "/texts/a.txt", "/texts/a.txt: reading or writing failed .*may pass; run the same command again"),
     ],
 )
 def test_a_fault_has_its_own_cure(code, path, said):

@@ -140,7 +140,7 @@ def test_parts_are_added_with_the_corpus_s_own_tokenizer_and_settings(text, whol
 def test_what_an_append_cannot_change_is_refused(text, whole, tmp_path):
     with pytest.raises(UserError, match="--vocab-size 300: the corpus has 200, which --append cannot change"):
         append(tmp_path / "whole", text, vocab_size=300)
-    with pytest.raises(UserError, match="--append: .* is no finished corpus"):
+    with pytest.raises(UserError, match="--append: .* is not a finished corpus"):
         append(tmp_path / "new", text)
     assert content(tmp_path / "whole") == whole
 
@@ -184,7 +184,7 @@ def test_parts_of_an_append_that_was_given_up_are_not_taken_for_another_s(text, 
         patched.setattr(ending, "manifest_of", None)
         with pytest.raises(TypeError):
             append(out, tmp_path / "a")
-    with pytest.raises(UserError, match=r"other settings: source was .*, or delete .*\.partial to begin anew"):
+    with pytest.raises(UserError, match=r"other settings: source was .*, or delete .*\.partial to start over"):
         append(out, tmp_path / "b")
     shutil.rmtree(out / ".partial")
     append(out, tmp_path / "b")
@@ -203,7 +203,7 @@ def test_only_the_new_files_of_a_folder_that_has_grown_are_added(text, whole, tm
         _, printed = append(out, same)
         assert "already finished" in printed
     (folder / "new.txt").write_text("alpha gamma.")
-    with pytest.raises(UserError, match="new.txt has changed since its text was added"):
+    with pytest.raises(UserError, match="new.txt has changed since it was added"):
         append(out, folder)
 
 
@@ -213,7 +213,7 @@ def test_nothing_is_added_by_another_version_of_a_step(tmp_path, monkeypatch):
     before = content(tmp_path / "out")
     monkeypatch.setitem(STEPS, "tags", STEPS["tags"]._replace(version=2))
     write(tmp_path / "b", "Other text. ")
-    with pytest.raises(UserError, match="--append: step tags was 1 and is 2: use the commit of then"):
+    with pytest.raises(UserError, match="--append: step tags was 1 and is 2: use the commit that made the corpus"):
         append(tmp_path / "out", tmp_path / "b")
     assert content(tmp_path / "out") == before
 
@@ -222,7 +222,7 @@ def test_a_corpus_and_a_share_are_made_by_one_process_at_a_time(text, tmp_path):
     (tmp_path / "out" / ".partial").mkdir(parents=True)
     with open(tmp_path / "out" / ".partial" / "lock-1-of-3", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(UserError, match="--part 1/3: another process makes it; wait"):
+        with pytest.raises(UserError, match="another process is making --part 1/3; wait"):
             run(tmp_path / "out", f"text:{text}", part="1/3", **OPTIONS)
         run(tmp_path / "out", f"text:{text}", part="2/3", **OPTIONS)
     with open(tmp_path / "out" / ".partial" / "lock", "w") as lock:

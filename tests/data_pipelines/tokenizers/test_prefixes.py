@@ -104,7 +104,8 @@ def test_what_is_in_a_corpus_gets_no_other_code(tmp_path, capsys):
     add = lambda *more: command(tmp_path / "c", "--append", *more)
     for more, said in ((codes[2:], "--code [B]"), ([], "no --code")):
         assert add("--source", f"text:{tmp_path}/0.txt", *more) == 2
-        assert f"0.txt is in already, with --code [A] and not with {said}; leave it out" in capsys.readouterr().err
+        line = f"0.txt is already in the corpus, with --code [A] and not with {said}; leave it out"
+        assert line in capsys.readouterr().err
 
 
 def test_one_code_is_that_of_all_sources(tmp_path):
