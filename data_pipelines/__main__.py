@@ -3,7 +3,7 @@ python -m data_pipelines show CORPUS [--recipe NAME|FILE]                     pr
 python -m data_pipelines verify CORPUS                                        check the hash of every file
 
 COMMAND --help lists the options of a command. Exit status: 0 success, 2 an error whose message says how to cure it,
-130 interrupted, 134 a failed disk, storage or other process: run the same command again to continue.
+130 interrupted, 134 a failed disk, storage or other process: start the same command again to continue.
 """
 
 import signal
@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
         return dispatch(arguments, __doc__.strip(), COMMANDS, run)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # already ending
-        goes_on = "; run the same command again to continue" if arguments[0] == "prepare" else ""
+        goes_on = "; start the same command again to continue" if arguments[0] == "prepare" else ""
         print(f"interrupted{goes_on}", file=sys.stderr)
         return 130
 

@@ -1,7 +1,7 @@
-"""Paths in Google Cloud Storage, gs://BUCKET/NAME, beside local ones; gcsfs is imported when the first is used.
+"""Paths in Google Cloud Storage, gs://BUCKET/NAME, beside local ones. gcsfs is imported with the first such path.
 
-There a write replaces an object as a whole or not at all, nothing can be appended to, and a folder is no more than a
-common beginning of names, so that it cannot be renamed at once.
+In Cloud Storage a write replaces a whole object or nothing, and nothing can be appended to an object. A folder is only
+a common prefix of names, so it cannot be renamed in one operation.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from typing import TypeVar
 from data_pipelines.errors import PassingError, UserError
 
 SCHEME = "gs://"
-OBJECT_ROLE, BUCKET_ROLE = "roles/storage.objectUser", "roles/storage.legacyBucketReader"  # Orbax asks about the bucket
+OBJECT_ROLE, BUCKET_ROLE = "roles/storage.objectUser", "roles/storage.legacyBucketReader"  # Orbax asks for its metadata
 LOGIN = "log in with `gcloud auth application-default login`"
-PAUSES = (1, 2, 4, 8, 16, 32)  # seconds before what failed for now is tried again
-PASSING = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses that another try may not meet
-CLIENTS = ("aiohttp", "botocore", "gcsfs", "google", "requests", "urllib3")  # who speaks to storages
+PAUSES = (1, 2, 4, 8, 16, 32)  # seconds before each retry
+PASSING = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses after which a retry may succeed
+CLIENTS = ("aiohttp", "botocore", "gcsfs", "google", "requests", "urllib3")  # packages that talk to storages
 Value = TypeVar("Value")
 
 
@@ -32,14 +32,14 @@ def in_cloud(path: str | PurePath) -> bool:
 
 
 def is_remote(path: str | PurePath) -> bool:
-    """Whether fsspec reads it: gs://, s3://, https:// and the like."""
+    """Return whether fsspec reads the path: gs://, s3://, https:// and the like."""
     return "://" in str(path)
 
 
 def place(path: str | PurePath) -> Path:
-    """pathlib's Path of a local path; for a gs:// path etils' epath.Path, which has the same methods.
+    """Return pathlib's Path for a local path, or etils' epath.Path, which has the same methods, for a gs:// path.
 
-    UserError where the package for gs:// is not installed.
+    Raises UserError if the package for gs:// is not installed.
     """
     if not in_cloud(path):
         return Path(path)
@@ -50,7 +50,8 @@ def place(path: str | PurePath) -> Path:
 
 
 def filesystem(path: str = SCHEME):
-    """The fsspec file system of a path such as gs://..., s3://... or https://...; UserError where there is none."""
+    """Return the fsspec file system of a path such as gs://..., s3://... or https://... Raises UserError if there is
+    none."""
     if in_cloud(path):
         _configure()
     import fsspec
@@ -64,20 +65,20 @@ def filesystem(path: str = SCHEME):
 
 @functools.cache
 def _configure() -> None:
-    """Settings that gcsfs and etils read when they are first used, here and inside Orbax."""
+    """Set options that gcsfs and etils read when they are first used, here and inside Orbax."""
     if importlib.util.find_spec("gcsfs") is None:
         raise UserError("gs:// paths need gcsfs: pip install -r requirements-gcs.txt")
     os.environ.setdefault("EPATH_USE_TF", "false")
-    # Else it asks a second API, for which few service accounts have the right, for the bucket's kind at every call.
+    # Otherwise every call asks a second API for the bucket's kind, which few service accounts may use.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # what it logs as an error it also raises
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it also raises the errors that it logs
     import fsspec
 
     fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False  # other processes write there too
 
 
 def is_file(path: Path) -> bool:
-    """As path.is_file(); UserError where the cloud refuses to say."""
+    """Return path.is_file(). Raises UserError if the cloud refuses to answer."""
     if not in_cloud(path):
         return path.is_file()
     with cloud_errors(str(path)):
@@ -88,7 +89,7 @@ def is_file(path: Path) -> bool:
 
 
 def entries(folder: Path) -> list[Path]:
-    """What lies in a folder, [] where there is none; UserError as in `is_file`."""
+    """Return the content of a folder, [] if it does not exist. Raises UserError as `is_file` does."""
     if not in_cloud(folder):
         return list(folder.iterdir()) if folder.is_dir() else []
     with cloud_errors(str(folder)):
@@ -99,7 +100,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 def upload(folder: Path, to: Path, last: str | None = None) -> None:
-    """Copy the files below a local folder to the same names below a gs:// folder, those that are called `last` last."""
+    """Copy the files below a local folder to the same names below a gs:// folder; files named `last` come last."""
     for file in sorted(filter(Path.is_file, folder.rglob("*")), key=lambda file: (file.name == last, file)):
         upload_file(file, to / file.relative_to(folder).as_posix())
 
@@ -110,7 +111,7 @@ def upload_file(file: Path, to: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder, if there is one, with all that is in it."""
+    """Remove a folder with its content, if it exists."""
     if in_cloud(folder):
         folder.rmtree(missing_ok=True)
     else:
@@ -119,7 +120,8 @@ def remove_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def local_folder(folder: Path) -> Iterator[Path]:
-    """A folder for code that reads local files: itself, or a copy that lasts as long as the context."""
+    """Yield a folder for code that reads local files: the folder itself, or a copy that lasts as long as the
+    context."""
     if not in_cloud(folder):
         yield folder
         return
@@ -129,9 +131,10 @@ def local_folder(folder: Path) -> Iterator[Path]:
 
 
 def check_rights(folder: Path, setting: str) -> None:
-    """Do in a gs:// folder what a run does there, with an empty object.
+    """Do in a gs:// folder everything that a run does there, with an empty object.
 
-    UserError names what is refused and the role that allows it, PassingError a storage that does not answer.
+    Raises UserError that names the refused operation and the role that allows it, PassingError if the storage does not
+    answer.
     """
     files, probe, bucket = filesystem(), f"{folder}/.writable", str(folder).removeprefix(SCHEME).partition("/")[0]
     steps = (
@@ -147,13 +150,12 @@ def check_rights(folder: Path, setting: str) -> None:
 
 
 def _refused_step(bucket: str, what: str, role: str, error: Exception) -> str | None:
-    """As `refusal`, with the one role that is missing."""
+    """Like `refusal`, with the one role that is missing."""
     if not _denied(error):
         return refusal(error)
     if "scope" in str(error).lower():
-        return (
-            f"the machine's access scopes do not allow to {what} ({message_of(error)}); create it with cloud-platform"
-        )
+        denied = f"the machine's access scopes do not let it {what} ({message_of(error)})"
+        return f"{denied}; create the machine with scope cloud-platform"
     return (
         f"no access to {what} there ({message_of(error)}); {LOGIN}, or give the machine's service account {role}: "
         f"gcloud storage buckets add-iam-policy-binding gs://{bucket} --role={role} --member=serviceAccount:EMAIL"
@@ -162,9 +164,9 @@ def _refused_step(bucket: str, what: str, role: str, error: Exception) -> str | 
 
 @contextlib.contextmanager
 def cloud_errors(setting: str, why: Callable[[Exception], str | None] | None = None) -> Iterator[None]:
-    """What a storage refuses, as a UserError that begins with the setting, such as '--corpus gs://B/C'.
+    """Turn a storage's refusal into a UserError that begins with the setting, such as '--corpus gs://B/C'.
 
-    why: gives the reason and the cure, None for an error of another kind; `refusal` unless given.
+    why: returns the reason and the cure, or None for an error of another kind; default: `refusal`.
     """
     try:
         yield
@@ -176,7 +178,7 @@ def cloud_errors(setting: str, why: Callable[[Exception], str | None] | None = N
 
 
 def refusal(error: Exception) -> str | None:
-    """What the storage or its credentials lack, with the cure; None for an error of another kind."""
+    """Return what the storage or its credentials lack, with the cure; None for an error of another kind."""
     if type(error) is FileNotFoundError or status(error) == 404:
         return f"no such bucket or object ({message_of(error)}); look with `gcloud storage ls`"
     if _denied(error) or type(error).__module__.startswith("google.auth"):
@@ -188,19 +190,19 @@ def refusal(error: Exception) -> str | None:
 
 
 def _denied(error: Exception) -> bool:
-    """Whether the account that asked is known not to be allowed, or not known at all."""
+    """Return whether the account is unknown or lacks the permission."""
     denied = ("Forbidden", "PERMISSION_DENIED", "UNAUTHENTICATED")  # gcsfs; TensorStore, inside Orbax
     return status(error) in (401, 403) or message_of(error).startswith(denied)
 
 
 def message_of(error: Exception) -> str:
-    """Its message as one line, or what it is called."""
+    """Return the error's message as one line, or the name of its type."""
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def patiently(read: Callable[[], Value], told: Callable[[Exception], object]) -> Value:
-    """What read() returns. Where it fails in a way that may pass it is called again, after each of PAUSES; `told` hears
-    of each failure but the last, which is raised as it is."""
+    """Return read(). After a failure that may pass, call it again after each of PAUSES. `told` is called with every
+    failure except the last, which is raised as it is."""
     for pause in PAUSES:
         try:
             return read()
@@ -213,16 +215,16 @@ def patiently(read: Callable[[], Value], told: Callable[[Exception], object]) ->
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether a read over the network may succeed later: a time-out, a lost connection, a server that is busy."""
+    """Return whether a read over the network may succeed later: after a time-out, a lost connection, a busy server."""
     if status(error) is not None:
         return status(error) in PASSING
-    if isinstance(error, OSError):  # requests' and aiohttp's, too; gcsfs has one without a number for what is refused
+    if isinstance(error, OSError):  # also of requests and aiohttp; gcsfs has one without a status for refused access
         final = isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError)
         return not final and not str(error).startswith("Forbidden")
-    return getattr(error, "retryable", type(error).__module__.split(".")[0] in CLIENTS)  # google.auth's errors say it
+    return getattr(error, "retryable", type(error).__module__.split(".")[0] in CLIENTS)  # set by google.auth
 
 
 def status(error: Exception) -> int | None:
-    """The HTTP status that an error stands for."""
+    """Return the HTTP status of an error, None if it has none."""
     code = str(getattr(error, "code", None) or getattr(error, "status", None))
     return int(code) if code.isdigit() else None

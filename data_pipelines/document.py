@@ -1,4 +1,4 @@
-"""What a format yields, before tokens: named texts, values of spans of their characters, and values of the whole."""
+"""What a format yields, before tokens: named texts, values of character spans, and values of the whole document."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -9,7 +9,7 @@ class Segment(NamedTuple):
 
     name: str
     text: str
-    language: str = ""  # where it is not that of the source
+    language: str = ""  # if it differs from the source's
 
 
 class Annotation(NamedTuple):
@@ -23,14 +23,14 @@ class Annotation(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A document, or one of the pieces in which a long one comes: of the segments in turn, with their annotations."""
+    """A document, or one piece of a long document: pieces have the segments in turn, with their annotations."""
 
     segments: tuple[Segment, ...]
     annotations: tuple[Annotation, ...] = ()
-    continues: bool = False  # goes on with the document before
-    values: Mapping[str, object] = {}  # by name: of a format all that it has, of a source those that are kept
+    continues: bool = False  # continues the document before
+    values: Mapping[str, object] = {}  # by name: a format yields all, a source keeps some
 
 
 def plain(text: str, continues: bool = False) -> Document:
-    """A document of one text without a name."""
+    """Return a document with a single text."""
     return Document((Segment("text", text),), (), continues)

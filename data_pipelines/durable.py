@@ -1,4 +1,5 @@
-"""Files that a power cut leaves whole: on disk before they have their name, which is there before one goes on."""
+"""Write files that a power cut leaves whole: a file is on disk before it gets its name, and the name before work goes
+on."""
 
 import errno
 import fcntl
@@ -9,19 +10,19 @@ import threading
 from pathlib import Path
 from typing import IO
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a disk without room answers
-NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # what some network file systems answer
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of network file systems without locks
 
 
 def put(new: Path, place: Path) -> None:
-    """Give a file or folder that was written under a temporary name its own, replacing what a file had there."""
+    """Give a file or folder that has a temporary name its final one, replacing a file of that name."""
     sync(new)
     os.replace(new, place)
     _sync(place.parent)
 
 
 def put_folder(new: Path, place: Path) -> None:
-    """The same for a folder, unless its place is taken by one of the same content."""
+    """Like `put`, for a folder. If its place is taken by a folder of the same content, that one stays."""
     try:
         put(new, place)
     except OSError as error:
@@ -31,7 +32,7 @@ def put_folder(new: Path, place: Path) -> None:
 
 
 def put_new(new: Path, place: Path) -> None:
-    """As `put`, for a file where none may be replaced: of several processes the first keeps the name."""
+    """Like `put`, for a file, but replace none: of several processes the first one's file stays."""
     sync(new)
     try:
         os.link(new, place)
@@ -46,7 +47,7 @@ def put_new(new: Path, place: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or a folder with all that is in it, is on disk."""
+    """Wait until a file, or a folder with its content, is on disk."""
     for entry in (*path.rglob("*"), path):
         _sync(entry)
 
@@ -56,16 +57,16 @@ def _sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # which some network file systems answer for folders
+        if error.errno != errno.EINVAL:  # some network file systems raise it for folders
             raise
     finally:
         os.close(descriptor)
 
 
 def locked(path: Path, operation: int) -> IO | None:
-    """An open file that holds the lock until it is closed; None where the disk has no locks. BlockingIOError where
-    LOCK_NB was asked for and another holds it; FileNotFoundError where the folder is not there."""
-    file = open(path, "a+")  # noqa: SIM115, over a network a shared lock needs a file that can be read
+    """Return an open file that holds the lock until it is closed; None on a disk without locks. Raises BlockingIOError
+    if LOCK_NB is given and another process holds the lock, FileNotFoundError if the folder does not exist."""
+    file = open(path, "a+")  # noqa: SIM115, over a network a shared lock needs read access
     try:
         fcntl.flock(file, operation)
     except OSError as error:
@@ -77,5 +78,5 @@ def locked(path: Path, operation: int) -> IO | None:
 
 
 def ours() -> str:
-    """A name that no other thread of any process has, on any host."""
+    """Return a name that no other thread of any process has, on any host."""
     return f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
-AGAIN = "run the same command again to continue"
+AGAIN = "start the same command again to continue"
 
 
 class UserError(Exception):

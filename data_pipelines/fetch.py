@@ -1,13 +1,13 @@
-"""A corpus in a bucket, read part by part: what is asked for is copied to this host's disk, hashed on the way and tried
-again where the network fails for now, and dropped when done.
+"""Read a corpus from a bucket, part by part: copy files to this host's disk when they are needed, hash them on the way,
+retry after network failures, and drop them after use.
 
     $XDG_CACHE_HOME (else ~/.cache)/pretrain/corpora/
-        manifests/HASH/manifest.json        and tokenizer/, tables/: of a corpus, by the hash of its manifest
+        manifests/HASH/manifest.json        with tokenizer/ and tables/; HASH is the manifest's
         FINGERPRINT/{train,heldout}/        arrays of a part, by the part's fingerprint: a corpus that grows keeps them
         FINGERPRINT/GROUP.lock              held by the process that copies files of the group: train, heldout, counts
-        FINGERPRINT/GROUP.used              held by every process that reads them: what is held is not dropped
+        FINGERPRINT/GROUP.used              held by every process that reads them: such files are not dropped
 
-A file has its name when it is whole and its hash was checked; until then it is NAME.partial.
+A file gets its name when it is complete and its hash is checked; until then it is NAME.partial.
 """
 
 import errno
@@ -29,29 +29,29 @@ from typing import IO, TypeVar
 
 from data_pipelines.cloud import PAUSES, cloud_errors, filesystem, may_pass, message_of, patiently, refusal, status
 from data_pipelines.durable import FULL, locked, ours, put
-from data_pipelines.errors import PassingError, UserError
+from data_pipelines.errors import AGAIN, PassingError, UserError
 from data_pipelines.manifest import SPLITS, files_of, parse_manifest, parts_of
 from data_pipelines.processes import in_turn
 
-COUNTS = "token_counts.npy"  # read for all parts at once, by those who need nothing else of them
-ROOM = 0.9  # of what is free on the disk may be filled with a corpus that is kept
-BLOCK = 16 << 20  # bytes asked for at a time
-ASKED_AT_ONCE = 8  # one stream does not fill a host's network
-SAY_EVERY = 10  # seconds
-NOT_IN_OBJECT = 416  # HTTP: the object ends before the bytes that were asked for
+COUNTS = "token_counts.npy"  # read of all parts at once, by readers that need no other file
+ROOM = 0.9  # share of the free disk that a corpus may fill if it is kept
+BLOCK = 16 << 20  # bytes per request
+ASKED_AT_ONCE = 8  # requests: a single stream does not fill a host's network
+SAY_EVERY = 10  # seconds between lines of progress
+NOT_IN_OBJECT = 416  # HTTP: the object ends before the requested bytes
 GROUPS = (*SPLITS, "counts")
-Key = tuple[int, str]  # a part's number, and which group of its files
+Key = tuple[int, str]  # a part's number, and a group of its files
 Value = TypeVar("Value")
 
 
 class Cut(ConnectionError):
-    """Fewer bytes came than were asked for."""
+    """Fewer bytes arrived than were requested."""
 
 
 def open_copy(source: str) -> "Copy":
-    """A corpus at a path that fsspec reads (gs://, s3://, https://): its manifest, tokenizer and tables are copied.
+    """Open a corpus at a path that fsspec reads (gs://, s3://, https://): copy its manifest, tokenizer and tables.
 
-    UserError when it cannot be read or is not what `prepare` wrote.
+    Raises UserError if it cannot be read or is not what `prepare` wrote.
     """
     source = source.rstrip("/")
     content = _asked(source, lambda: filesystem(source).cat_file(f"{source}/manifest.json"), _once(source))
@@ -68,16 +68,16 @@ def open_copy(source: str) -> "Copy":
 
 
 def cache() -> Path:
-    """The folder with the copies of all corpora."""
+    """Return the folder with the copies of all corpora."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "pretrain" / "corpora"
 
 
 class Copy:
-    """This host's copy of a corpus. Safe to use from several threads and processes; pickles.
+    """This host's copy of a corpus. Safe to use from several threads and processes; picklable.
 
-    Attributes: `source`, `folder` (manifest.json, tokenizer/ and tables/ are there), `keeps`: whether the disk had
-    room for the whole corpus when it was opened. Then parts that are released stay, else they are deleted as soon as
-    no process of this host reads them. (Where the disk has no kernel locks nothing can be deleted safely: all stays.)
+    Attributes: `source`, `folder` (with manifest.json, tokenizer/ and tables/), `keeps`: whether the disk had room for
+    the whole corpus when it was opened. If so, released parts stay; else they are deleted as soon as no process of this
+    host reads them. (On a disk without locks nothing can be deleted safely, so everything stays.)
     """
 
     def __init__(self, source: str, folder: Path, keeps: bool):
@@ -85,8 +85,8 @@ class Copy:
         manifest = parse_manifest(source, (folder / "manifest.json").read_bytes())
         self._parts = parts_of(manifest)
         self._lock, self._copying = threading.Lock(), defaultdict(threading.Lock)
-        self._held: dict[Key, IO | None] = {}  # locks on what this process reads
-        self._inside, self._leaving = Counter(), set()  # who reads just now; what they drop when they are done
+        self._held: dict[Key, IO | None] = {}  # locks on the files that this process reads
+        self._inside, self._leaving = Counter(), set()  # readers of each key now; keys to drop after them
         self._wanted, self._queue, self._thread = set(), deque(), None
 
     def __reduce__(self):
@@ -94,11 +94,11 @@ class Copy:
 
     @contextmanager
     def file(self, number: int, name: str) -> Iterator[Path]:
-        """The local path of a part's file, copied first where it is not there; it is not dropped while the context
-        lasts, nor before `release`.
+        """Yield the local path of a part's file, which is copied first if it is missing. The file stays during the
+        context, and until `release`.
 
-        number: of the part; name: as in its summary, such as 'train/tokens.npy'. Of several processes one copies and
-        the others wait; what another process left unfinished is copied anew, what it finished is not.
+        number: of the part; name: as in its summary, such as 'train/tokens.npy'. One process copies while others wait.
+        A complete copy by another process is used, an incomplete one is made again.
         """
         key = number, _group(name)
         path, file = self.path(number, name), self._parts[number].files[name]
@@ -114,8 +114,8 @@ class Copy:
             self._exit(key)
 
     def want(self, split: str, numbers: Sequence[int]) -> None:
-        """Copy the files of parts in the background, in this order. What fails is tried again when it is read, and
-        raised there."""
+        """Copy the files of parts in the background, in this order. A copy that fails is tried again, and the error
+        raised, when the file is read."""
         with self._lock:
             new = [(number, split) for number in numbers if (number, split) not in self._wanted]
             self._wanted.update(new)
@@ -125,7 +125,7 @@ class Copy:
                 self._thread.start()
 
     def release(self, split: str, numbers: Sequence[int]) -> None:
-        """These parts are done. What is read of them later is copied again where it was dropped."""
+        """Mark parts as done. If files of them are read later, those that were dropped are copied again."""
         with self._lock:
             for key in [(number, split) for number in numbers]:
                 self._wanted.discard(key)
@@ -135,7 +135,7 @@ class Copy:
                     self._leave(key)
 
     def path(self, number: int, name: str) -> Path:
-        """Where a part's file is on this host, if it is there."""
+        """Return the local path of a part's file, whether or not it exists."""
         return _path(self._parts[number].fingerprint, name)
 
     def _names(self, key: Key) -> list[str]:
@@ -166,14 +166,14 @@ class Copy:
             self._drop(key)
 
     def _drop(self, key: Key) -> bool:
-        """Delete a part's files unless a process reads them; whether it did."""
+        """Delete a part's files unless a process reads them. Returns whether it did."""
         try:
             used = locked(self._mark(key, "used"), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, FileNotFoundError):  # read by another; never copied
+        except (BlockingIOError, FileNotFoundError):  # another process reads it; it was never copied
             return False
         if used is None:
             return False
-        with used, suppress(OSError):  # what cannot be deleted is noticed when the disk is full
+        with used, suppress(OSError):  # a file that stays is noticed when the disk is full
             for name in self._names(key):
                 self.path(key[0], name).unlink(missing_ok=True)
         return True
@@ -186,7 +186,7 @@ class Copy:
                 copy_file(self.source, name if part == "." else f"{part}/{name}", file, path, suffix)
 
     def _make_room(self, size: int) -> None:
-        """Where the disk is full, drop what no process reads; UserError where that is not enough."""
+        """If the disk is full, drop files that no process reads. Raises OSError (ENOSPC) if that is not enough."""
         free = lambda: shutil.disk_usage(self.folder).free
         all_keys = itertools.product(range(len(self._parts)), GROUPS)
         for key in [one for one in all_keys if one not in self._held]:
@@ -194,10 +194,10 @@ class Copy:
                 return
             self._drop(key)
         if free() < size:
-            raise OSError(errno.ENOSPC, f"{size / 1e6:,.1f} MB are to be copied, {free() / 1e6:,.1f} MB are free")
+            raise OSError(errno.ENOSPC, f"{size / 1e6:,.1f} MB are needed, {free() / 1e6:,.1f} MB are free")
 
     def _work(self) -> None:
-        """Copy what is wanted until nothing is left."""
+        """Copy queued files until the queue is empty."""
         while True:
             with self._lock:
                 if not self._queue:
@@ -207,19 +207,20 @@ class Copy:
             for name in self._names(key):
                 if key not in self._wanted:
                     break
-                with suppress(Exception), self.file(key[0], name):  # it is raised when the file is read
+                with suppress(Exception), self.file(key[0], name):  # raised when the file is read
                     pass
 
 
 def _group(name: str) -> str:
-    """Files of a part that are dropped together: those of a split, but for its token counts."""
+    """Return the group of a part's file; a group is dropped together: a split without its token counts, or all
+    counts."""
     return "counts" if name.endswith(COUNTS) else name.partition("/")[0]
 
 
 def _copy_beside_parts(source: str, manifest: dict, folder: Path, suffix: str) -> None:
-    """The tokenizer's files and the tables."""
+    """Copy the tokenizer's files and the tables."""
     files = files_of(manifest)
-    if "tokenizer" not in manifest and not (folder / "manifest.json").is_file():  # from before they were hashed
+    if "tokenizer" not in manifest and not (folder / "manifest.json").is_file():  # an older corpus, without hashes
         path = f"{source}/tokenizer"
         found = _asked(source, lambda: filesystem(path).find(path, detail=True), _once(source))
         sizes = {f"tokenizer/{name.rpartition('/tokenizer/')[2]}": info["size"] for name, info in found.items()}
@@ -230,18 +231,18 @@ def _copy_beside_parts(source: str, manifest: dict, folder: Path, suffix: str) -
 
 
 def _has_room(source: str, manifest: dict) -> bool:
-    """Whether the disk has room for what is not there of all parts; which is said."""
+    """Return, and print, whether the disk has room for the files of all parts that are not copied yet."""
     files = [(_path(part.fingerprint, name), file) for part in parts_of(manifest) for name, file in part.files.items()]
     missing = sum(file["bytes"] for path, file in files if not _is_there(path, file))
     free = shutil.disk_usage(cache()).free
     if missing:
-        room = "room for all" if missing <= ROOM * free else "no room for all: what is done is dropped"
+        room = "room for all" if missing <= ROOM * free else "no room for all: parts are dropped after use"
         _say(f"copying {source} to {cache()}: {missing / 1e6:,.1f} MB, part by part, {free / 1e6:,.0f} MB free: {room}")
     return missing <= ROOM * free
 
 
 def _path(fingerprint: str, name: str) -> Path:
-    """Where a part's file is on this host."""
+    """Return where a part's file is on this host."""
     return cache() / fingerprint / name
 
 
@@ -254,15 +255,16 @@ def _is_there(path: Path, file: dict) -> bool:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[str]:
-    """While the context lasts no other process of this host holds the lock at a path; a killed one lets go.
+    """Hold the lock at a path during the context, so that no other process of this host holds it. A killed process lets
+    go.
 
-    Gives the suffix of unfinished files: one's own where the disk has no locks, so that processes that copy the same
-    file at the same time do not write to the same one.
+    Yields the suffix of incomplete files. On a disk without locks it is unique, so that two processes that copy the
+    same file do not write to the same one.
     """
     try:
         lock = locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        _say(f"waiting for another process, which copies the corpus to {path.with_suffix('')}")
+        _say(f"waiting for another process that is copying the corpus to {path.with_suffix('')}")
         lock = locked(path, fcntl.LOCK_EX)
     if lock is None:
         yield f".{ours()}.partial"
@@ -273,7 +275,7 @@ def _alone(path: Path) -> Iterator[str]:
 
 @contextmanager
 def _disk_errors(source: str, folder: Path) -> Iterator[None]:
-    """What the disk refuses, as a UserError with the cure that fits."""
+    """Turn an error of the disk into a UserError with the cure that fits."""
     try:
         yield
     except OSError as error:
@@ -282,7 +284,7 @@ def _disk_errors(source: str, folder: Path) -> Iterator[None]:
             cure = "free space, or set XDG_CACHE_HOME to a folder on another disk"
         elif error.errno in (errno.EIO, errno.ETIMEDOUT, errno.ESTALE):
             kind = PassingError
-            cure = "start the same command again, it goes on; if this stays so set XDG_CACHE_HOME to another disk"
+            cure = f"{AGAIN}; if the error stays, set XDG_CACHE_HOME to another disk"
         else:
             cure = "set XDG_CACHE_HOME to a folder that can be written"
         reason = error.strerror or error
@@ -294,10 +296,10 @@ def _say(line: str) -> None:
 
 
 def copy_file(source: str, name: str, file: dict, path: Path, suffix: str) -> None:
-    """Copy the file `name` of the corpus at `source` to a local path, where it is only when it is whole.
+    """Copy the file `name` of the corpus at `source` to a local path, which exists only once the copy is complete.
 
-    file: {bytes, sha256 or None where no manifest says it}. suffix: of its name until then. UserError when it is not
-    what the manifest says or cannot be read; OSError when the disk fails.
+    file: {bytes, sha256, or None if no manifest gives it}. suffix: of the incomplete file. Raises UserError if the file
+    cannot be read or is not what the manifest says; OSError if the disk fails.
     """
     hashed, advance, new = hashlib.sha256(), _progress(name, file["bytes"]), path.with_name(path.name + suffix)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -315,17 +317,17 @@ def copy_file(source: str, name: str, file: dict, path: Path, suffix: str) -> No
 
 
 def _blocks(source: str, name: str, size: int) -> Iterator[bytes]:
-    """A file's content in order, several blocks asked for at once."""
+    """Yield a file's content in order, with several requests at once."""
     pool, told = ThreadPoolExecutor(ASKED_AT_ONCE), _once(source)
     read = lambda start: _asked(source, partial(_block, source, name, size, start, min(start + BLOCK, size)), told)
     try:
         yield from in_turn(pool, read, range(0, size, BLOCK), ASKED_AT_ONCE)
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # where one block fails the others are not waited for
+        pool.shutdown(wait=False, cancel_futures=True)  # if one block fails, do not wait for the others
 
 
 def _block(source: str, name: str, size: int, start: int, end: int) -> bytes:
-    """Bytes [start, end) of a file that has `size` of them."""
+    """Read bytes [start, end) of a file of `size` bytes."""
     path = f"{source}/{name}"
     try:
         block = filesystem(path).cat_file(path, start=start, end=end)
@@ -342,39 +344,36 @@ def _block(source: str, name: str, size: int, start: int, end: int) -> bytes:
             f"--corpus {source}: {name} has {found} bytes, the manifest says {size}; "
             "copy the corpus to the bucket again"
         )
-    raise Cut(f"{len(block)} of {end - start} bytes came")
+    raise Cut(f"{len(block)} of {end - start} bytes arrived")
 
 
 def _asked(source: str, read: Callable[[], Value], told: Callable[[Exception], None]) -> Value:
-    """What read() gives, patiently; UserError where it fails for good."""
+    """Return read(), with retries. Raises UserError if it fails for good."""
     with cloud_errors(f"--corpus {source}", _reason):
         return patiently(read, told)
 
 
 def _reason(error: Exception) -> str | None:
-    """Why a storage cannot be read, with the cure; None for an error that no storage makes."""
+    """Return why a storage cannot be read, with the cure; None for an error that comes from no storage."""
     if may_pass(error):
-        return (
-            f"cannot be read ({message_of(error)}), {len(PAUSES) + 1} times in a row; "
-            "start the same command again, it goes on with what is copied"
-        )
+        return f"cannot be read ({message_of(error)}), {len(PAUSES) + 1} times in a row; {AGAIN} from what is copied"
     return refusal(error) or (f"cannot be read ({message_of(error)})" if isinstance(error, OSError) else None)
 
 
 def _once(source: str) -> Callable[[Exception], None]:
-    """A function to be told of failures that may pass, which says the first."""
+    """Return a callback for failures that may pass. It prints the first."""
     before = []
 
     def told(error: Exception) -> None:
         if not before:
             before.append(error)
-            _say(f"{source} cannot be read for now ({message_of(error)}): trying again, up to {len(PAUSES)} times")
+            _say(f"{source} cannot be read for now ({message_of(error)}): retrying up to {len(PAUSES)} times")
 
     return told
 
 
 def _progress(name: str, total: int) -> Callable[[int], None]:
-    """A function to be told of bytes that have arrived, which says now and then how far it is."""
+    """Return a callback for bytes that have arrived. It prints the progress every SAY_EVERY seconds."""
     began = said = time.monotonic()
     done = 0
 

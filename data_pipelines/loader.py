@@ -1,7 +1,7 @@
 """Prepare batches ahead of the training loop, in threads or processes.
 
-The data position is the step, so nothing here is state: a loader for steps 100 .. 199 yields what one for steps
-0 .. 199 yields from step 100 on, whatever the threads, processes or hosts.
+The data position is the step, so a loader has no state: one for steps 100 .. 199 yields what one for steps 0 .. 199
+yields from step 100 on, with any number of threads, processes or hosts.
 """
 
 from collections.abc import Iterator
@@ -15,16 +15,16 @@ from data_pipelines.processes import Workers
 
 
 class Loader(AbstractContextManager):
-    """Iterates over (step, batch) for steps first .. last - 1, in order, once. A context manager: leaving it stops
-    the threads or processes.
+    """Iterates over (step, batch) for steps first .. last - 1, in order, once. A context manager: leaving it stops the
+    threads or processes.
 
-    examples: has batch_size, `corpora` and batch(step, rows), where rows from batch_size on are those of later steps,
-    and says how many rows of small batches are best built `together`.
+    examples: has `batch_size`, `corpora`, `batch(step, rows)`, where rows from batch_size on are those of later steps,
+    and `together`, the number of rows that are best built at once.
     rows: int64 [n], this host's rows of the global batch.
-    threads: how many threads prepare batches ahead; 0: a batch is built when asked for.
-    processes: how many processes do it instead, each with its own maps of the corpus.
+    threads: number of threads that prepare batches ahead; 0: build each batch when it is needed.
+    processes: number of processes that do so instead, each with its own memory maps of the corpus.
 
-    What fails in a thread or process is raised here, as it was; and what is found to be damaged in a corpus.
+    An error in a thread or process is raised here unchanged; so is damage that is found in a corpus.
     """
 
     def __init__(self, examples, first: int, last: int, rows: np.ndarray, *, threads: int = 2, processes: int = 0):
@@ -41,7 +41,7 @@ class Loader(AbstractContextManager):
 
     def __exit__(self, *_):
         self._built.close()
-        self._built = None  # Grain complains where its iterator outlives the interpreter
+        self._built = None  # Grain complains if its iterator outlives the interpreter
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
         for first, (arrays, noted) in zip(range(self._first, self._last, self._group), self._built, strict=True):
@@ -56,8 +56,8 @@ class Loader(AbstractContextManager):
 
 
 def _steps(examples, rows, first, last, group, index):
-    """(the batches of one group of steps, one after the other: name -> array [steps * n, ...]; or what went wrong, for
-    Grain adds lines of its own to an error's text; of each corpus the files that this process has noted)."""
+    """Build one group of steps. Returns their batches, one after the other: name -> array [steps * n, ...], or the
+    exception, since Grain adds lines to an error's text; and for each corpus the files that this process has read."""
     step = first + index * group
     later = examples.batch_size * np.arange(min(group, last - step))[:, None]
     try:

@@ -1,4 +1,4 @@
-"""The manifest of a stored corpus: what it says, whether its names may become paths, and the sizes of its files."""
+"""The manifest of a stored corpus: read it, check its values and file names, and compare the sizes of its files."""
 
 import hashlib
 import itertools
@@ -13,14 +13,14 @@ from data_pipelines.store.fields import STORED, Field, check_name
 
 SPLITS, SIZES = ("train", "heldout"), ("documents", "sentences", "tokens")
 VERSION = 2
-READ = (1, VERSION)  # of version 1, all of a corpus is one part, which lies beside the manifest
+READ = (1, VERSION)  # version 1: the whole corpus is one part, beside the manifest
 FILE = re.compile(r"(\w[\w.+-]*/){0,3}\w[\w.+-]*", re.ASCII)
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class PartEntry(NamedTuple):
-    """path: in the corpus. files: name in the part -> {bytes, sha256}. splits: {split: {documents, sentences,
-    tokens}}. characters: of the text. values: field -> the texts that its numbers stand for in this part."""
+    """path: in the corpus. files: name in the part -> {bytes, sha256}. splits: {split: {documents, sentences, tokens}}.
+    characters: of the text. values: field -> the texts that the part's numbers stand for."""
 
     path: str
     fingerprint: str
@@ -31,7 +31,8 @@ class PartEntry(NamedTuple):
 
 
 def read_manifest(folder: Path) -> dict:
-    """The manifest of a corpus folder; UserError when there is no finished corpus of a version that is read."""
+    """Return the manifest of a corpus folder. Raises UserError if there is no finished corpus of a version that can be
+    read."""
     file = folder / "manifest.json"
     prepare = f"python -m data_pipelines prepare --out {folder}"
     if not folder.is_dir():
@@ -39,7 +40,7 @@ def read_manifest(folder: Path) -> dict:
     if not file.exists():
         if (folder / ".partial").exists():
             raise UserError(f"corpus {folder} is unfinished; rerun its `{prepare} ...`, which continues it")
-        raise UserError(f"corpus {folder} has no manifest.json, so it is none; make one with `{prepare} ...`")
+        raise UserError(f"corpus {folder} has no manifest.json, so it is not a corpus; make one with `{prepare} ...`")
     try:
         return parse_manifest(folder, file.read_bytes())
     except OSError as error:
@@ -47,8 +48,8 @@ def read_manifest(folder: Path) -> dict:
 
 
 def parse_manifest(corpus: Path | str, content: bytes) -> dict:
-    """The manifest from its file's content. UserError for what readers would stumble over: names of files that must not
-    become paths, sizes, ids or types that are none. corpus: where it is, for the message."""
+    """Parse a manifest. Raises UserError for file names that must not become paths, and for invalid sizes, ids or
+    types. corpus: its location, for the message."""
     try:
         manifest = json.loads(content.decode())
         version = manifest["version"]
@@ -59,7 +60,7 @@ def parse_manifest(corpus: Path | str, content: bytes) -> dict:
         raise UserError(f"corpus {corpus}: manifest.json cannot be read ({error!r}); rerun prepare") from error
     if version not in READ:
         raise UserError(
-            f"corpus {corpus} has format version {version!r} and this program reads {VERSION}; rerun prepare"
+            f"corpus {corpus} has format version {version!r}, but this program reads {VERSION}; rerun prepare"
         )
     if wrong:
         raise UserError(
@@ -69,7 +70,7 @@ def parse_manifest(corpus: Path | str, content: bytes) -> dict:
 
 
 def parts_of(manifest: dict) -> list[PartEntry]:
-    """The parts of a corpus, in order. UserError for a name that must not become a path."""
+    """Return the parts of a corpus, in order. Raises UserError for a name that must not become a path."""
     old = manifest["version"] == 1
     entries = []
     for number, part in enumerate([manifest] if old else manifest["parts"]):
@@ -87,28 +88,29 @@ def fields_of(manifest: dict) -> dict[str, Field]:
 
 
 def files_of(manifest: dict) -> dict[str, dict]:
-    """The files that all parts share: name -> {bytes, sha256}, of the tokenizer and of the tables by token."""
+    """Return the files that all parts share, those of the tokenizer and the tables by token: name -> {bytes,
+    sha256}."""
     _digest(manifest)
     return _checked(manifest.get("tokenizer", {}) | manifest.get("tables", {}))
 
 
 def fingerprint(manifest: dict, parts: list[str]) -> str:
-    """Of a corpus of parts with these fingerprints: sha256 over them and what their tokens mean, that is tokenizer,
-    special tokens, fields and tables; no path, time or setting."""
+    """Return the fingerprint of a corpus: sha256 over its parts' fingerprints and over what its tokens mean (tokenizer,
+    special tokens, fields and tables), but no path, time or other setting."""
     meaning = {name: manifest[name] for name in ("vocab_size", "special", "tokenizer", "tables")}
     meaning["fields"] = {name: field | {"values": None} for name, field in manifest["fields"].items()}
     return hashlib.sha256(json.dumps([meaning, parts], sort_keys=True).encode()).hexdigest()
 
 
 def part_fingerprint(files: dict[str, dict], values: dict[str, list[str]]) -> str:
-    """Of the content alone: what the sources are called is none of it."""
+    """Return the fingerprint of a part: a hash of its content without the names of its sources."""
     said = {"files": {name: file["sha256"] for name, file in files.items()}}
     said["values"] = {name: texts for name, texts in values.items() if name != "sources"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def total(splits: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
-    """The sizes of parts together: {split: {documents, sentences, tokens}}."""
+    """Return the sums of the sizes of parts: {split: {documents, sentences, tokens}}."""
     sums = {split: dict.fromkeys(SIZES, 0) for split in SPLITS}
     for sizes in splits:
         for split, name in itertools.product(SPLITS, SIZES):
@@ -117,7 +119,7 @@ def total(splits: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[str, in
 
 
 def _described(manifest: dict) -> Iterator[tuple[str, bool]]:
-    """(what, whether it is as it should be)."""
+    """Yield (name of an entry, whether it is valid)."""
     number = lambda value, below: isinstance(value, int) and 0 <= value < below
     parts, _ = parts_of(manifest), files_of(manifest)
     yield "vocab_size", number(manifest["vocab_size"], 2**31 + 1) and manifest["vocab_size"] > 0
@@ -132,7 +134,7 @@ def _described(manifest: dict) -> Iterator[tuple[str, bool]]:
 
 
 def check_sizes(folder: Path, files: dict[str, dict]) -> None:
-    """UserError when a file of a corpus is missing or has another size."""
+    """Raise UserError if a file of a corpus is missing or has another size."""
     for name, file in files.items():
         found = (folder / name).stat().st_size if (folder / name).exists() else None
         if found != file["bytes"]:
@@ -143,14 +145,14 @@ def check_sizes(folder: Path, files: dict[str, dict]) -> None:
 def _checked(files: dict[str, dict]) -> dict[str, dict]:
     for name, file in files.items():
         if not FILE.fullmatch(name):
-            raise UserError(f"{name!r} is no name of a file inside a corpus")
+            raise UserError(f"{name!r} is not a valid file name in a corpus")
         if not isinstance(file["bytes"], int) or not DIGEST.fullmatch(file["sha256"]):
             raise UserError(f"{name} has no size or no hash")
     return files
 
 
 def _digest(said: dict) -> str:
-    """The fingerprint, which names the folder of a copy."""
+    """Return the fingerprint, which names the folder of a copy."""
     if not DIGEST.fullmatch(said["fingerprint"]):
-        raise UserError(f"fingerprint {said['fingerprint']!r} is none")
+        raise UserError(f"fingerprint {said['fingerprint']!r} is not a sha256")
     return said["fingerprint"]

@@ -1,9 +1,9 @@
-"""Several corpora in every batch, or tasks of which every step has one, at rates of their own.
+"""Mix several corpora in every batch, or let tasks take turns by steps, each at its own rate.
 
-A lane's rows are counted endlessly and in blocks: of each block every corpus has an exact number of rows, and which
-those are is shuffled inside the block. The numbers come from rounding sums over all rows so far, so a corpus is never
-off its rate by more than a few rows however long the run is and however small the rate, and how many rows of a corpus
-came before a step is known without walking there. Each corpus has epochs and an order of its own.
+The rows of a lane are numbered without end and cut into blocks. Each corpus has an exact number of rows in every block,
+in shuffled places. That number is a difference of rounded sums over all rows so far. So a corpus stays within a few
+rows of its rate, however long the run and however small the rate, and the number of its rows before a step is computed
+directly. Each corpus has its own epochs and order.
 
 Rows that continue each other (streams) cannot change their corpus from step to step: each row of the batch has one
 corpus for the whole run, and the rates are as exact as that allows.
@@ -22,23 +22,23 @@ from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import Chosen, Layout
 from data_pipelines.order import ONE_LANE, Order, distinct, permute, permute_each
 
-BLOCK = 2048  # rows of a lane that have an exact number of each corpus
-PARTS = 1 << 40  # that rates are whole numbers of
+BLOCK = 2048  # rows of a lane among which each corpus has an exact number
+PARTS = 1 << 40  # resolution of rates: each becomes a whole number of 1 / PARTS
 FORMS = "use proportional[:LIMIT], temperature:T[,LIMIT], smoothed:S, equal or given:R,R,..., like smoothed:0.7"
 
 
 def parse_rates(text: str, sizes: Mapping[str, int], setting: str = "mixture") -> dict[str, float]:
-    """The rates, with the sum 1, that a setting gives corpora of these sizes in tokens, or tasks in examples.
+    """Return the rates, with the sum 1, that a setting gives corpora by their tokens, or tasks by their examples.
 
-    given: the rates as they are. proportional: to the size, or a limit where that is less. temperature: to
-    size ** (1 / T), or with a limit too. equal. (Raffel et al. 2020, section 3.5.2.) smoothed: to size ** S (mBERT and
-    XLM-R: 0.7). Raises UserError.
+    given: the rates as written. proportional: to the size, or to a limit if that is less. temperature: to size ** (1 /
+    T), also with a limit. equal. (Raffel et al. 2020, section 3.5.2.) smoothed: to size ** S (mBERT and XLM-R: 0.7).
+    Raises UserError.
     """
     form, _, value = text.partition(":")
     try:
         numbers = [float(number) for number in value.split(",")] if value else []
     except ValueError:
-        raise UserError(f"{setting}={text}: {value!r} is no number; {FORMS}") from None
+        raise UserError(f"{setting}={text}: {value!r} is not a number; {FORMS}") from None
     if not all(0 < number < inf for number in numbers):
         raise UserError(f"{setting}={text}: numbers must be above 0 and finite; leave out what has a rate of 0")
     if empty := [name for name, size in sizes.items() if not size]:
@@ -52,7 +52,7 @@ def parse_rates(text: str, sizes: Mapping[str, int], setting: str = "mixture") -
     def raised(power, limit=inf):
         return [(size / max(limited(limit))) ** power for size in limited(limit)]
 
-    forms = {  # the fewest and the most numbers of each, and the shares that they give
+    forms = {  # form -> fewest and most numbers, and the shares that they give
         "given": (1, inf, lambda *rates: rates),
         "proportional": (0, 1, limited),
         "temperature": (1, 2, lambda temperature, *limit: raised(1 / temperature, *limit)),
@@ -60,7 +60,7 @@ def parse_rates(text: str, sizes: Mapping[str, int], setting: str = "mixture") -
         "smoothed": (1, 1, raised),
     }
     if form not in forms:
-        raise UserError(f"{setting}={text}: {form!r} says no rates; {FORMS}")
+        raise UserError(f"{setting}={text}: {form!r} is not a form of rates; {FORMS}")
     fewest, most, made = forms[form]
     if not fewest <= len(numbers) <= most:
         much = "few" if len(numbers) < fewest else "many"
@@ -78,32 +78,32 @@ def make_mixture(
     order: Order = ONE_LANE,
     sizes: Mapping[str, Sequence[int]] | None = None,
 ) -> "RowMixture | StreamMixture":
-    """The training batches of several corpora, each with its layout, by name. sizes: the examples of each one's parts,
-    where they are known.
+    """Return the training batches of several corpora, each with its layout, by name. sizes: the examples of each
+    corpus's parts, if known.
 
-    Raises UserError where the layouts are not of one spec, or a stream has no row.
+    Raises UserError if the layouts have different specs, or if a stream gets no row.
     """
     if any(layout.spec != next(iter(layouts.values())).spec for layout in layouts.values()):
-        raise UserError("the layouts of a mixture make other arrays; give all corpora layouts of one spec")
+        raise UserError("the layouts of a mixture make different arrays; give all corpora layouts of one spec")
     weights, sources = weights_of(rates), {}
     for index, (name, layout) in enumerate(layouts.items()):
         known = None if sizes is None else sizes[name]
-        of_source = noise.key(seed, "source", index)  # no two have the same noise
+        of_source = noise.key(seed, "source", index)  # no two sources have the same noise
         sources[name] = make_examples(layout, corpora[name], "train", batch_size, of_source, order, known)
     return (RowMixture if isinstance(sources[name], RowExamples) else StreamMixture)(sources, weights, seed)
 
 
 def weights_of(rates: Sequence[float]) -> tuple[int, ...]:
-    """Whole numbers in proportion to rates, whose sum is 1."""
+    """Return whole numbers in proportion to rates, whose sum is 1."""
     return tuple(max(round(rate * PARTS), 1) for rate in rates)
 
 
 @functools.lru_cache(1 << 16)
 def counts(weights: tuple[int, ...], rows: int) -> tuple[int, ...]:
-    """How many of so many rows each source has: they add up, never fall with more rows, and each is its weight's share
-    of the rows up to half of 1 + 1 / 2 + 1 / 3 + ..., with as many terms as there are sources.
+    """Return how many of the first `rows` rows each source has. They add up to `rows`, never fall with more rows, and
+    differ from the exact share by at most half of 1 + 1 / 2 + 1 / 3 + ..., with a term for each source.
 
-    The heaviest has its share rounded, the next its share of the rest, and so on.
+    The heaviest source has its share rounded, the next its share of the rest, and so on.
     """
     found, left, rest = [0] * len(weights), rows, sum(weights)
     for index in sorted(range(len(weights)), key=lambda index: -weights[index]):
@@ -113,16 +113,16 @@ def counts(weights: tuple[int, ...], rows: int) -> tuple[int, ...]:
 
 
 class Mixture(Batches):
-    """Of several sources, of one batch size and order, and a seed.
+    """Batches of several sources of the same batch size and order, with a seed.
 
     sources: name -> examples. weights: whole numbers, in proportion to the sources' rates.
     """
 
     def __init__(self, sources: Mapping[str, RowExamples | StreamExamples], weights: tuple[int, ...], seed: int):
         self.sources, self.weights, self.seed = dict(sources), weights, seed
-        one = next(iter(sources.values()))
-        self.batch_size, self.order, self.rows = one.batch_size, one.order, one.rows
-        self.spec, self.tokens = one.spec, one.tokens
+        first = next(iter(sources.values()))
+        self.batch_size, self.order, self.rows = first.batch_size, first.order, first.rows
+        self.spec, self.tokens = first.spec, first.tokens
         self.corpora = tuple(source.corpus for source in sources.values())
         self.cells = sum(source.cells for source in sources.values())
 
@@ -131,12 +131,12 @@ class Mixture(Batches):
             source.check_size()
 
     def rows_before(self, step: int) -> dict[str, int]:
-        """How many rows of each source come before a step."""
+        """Return how many rows of each source come before a step."""
         raise NotImplementedError
 
 
 class RowMixture(Mixture):
-    """Of rows that stand alone."""
+    """A mixture of rows that stand alone."""
 
     sources: dict[str, RowExamples]
 
@@ -144,19 +144,20 @@ class RowMixture(Mixture):
         block, place = np.divmod(step * self.rows + row, BLOCK)
         cells, which = distinct(block * self.order.lanes + lane)
         cells = [divmod(cell, self.order.lanes) for cell in cells]
-        slot = permute_each([self._network(of_lane, of) for of, of_lane in cells], which, place)
-        before, after = (np.array([counts(self.weights, (of + at) * BLOCK) for of, _ in cells]) for at in (0, 1))
-        ends = np.cumsum(after - before, axis=1)  # the slots of each block are its sources', one after the other
+        slot = permute_each([self._network(of_lane, of_block) for of_block, of_lane in cells], which, place)
+        blocks = [of_block for of_block, _ in cells]
+        before, after = (np.array([counts(self.weights, (of + at) * BLOCK) for of in blocks]) for at in (0, 1))
+        ends = np.cumsum(after - before, axis=1)  # a block's slots belong to its sources, one after the other
         source = (slot[:, None] >= ends[which]).sum(axis=1)
         number = before[which, source] + slot - (ends - after + before)[which, source]
         built, sources = [], list(self.sources.values())
-        for layout in dict.fromkeys(of.layout for of in sources):  # rows of one are built together
-            rows = np.flatnonzero(np.array([of.layout == layout for of in sources])[source])
+        for layout in dict.fromkeys(each.layout for each in sources):  # rows of one layout are built together
+            rows = np.flatnonzero(np.array([each.layout == layout for each in sources])[source])
             plans, which = [], np.empty(len(rows), np.int64)
             example, keys = np.empty(len(rows), np.int64), np.empty(len(rows), np.uint64)
-            for of in distinct(source[rows])[0]:
-                here = source[rows] == of
-                chosen, keys[here] = sources[of].choose(lane[rows[here]], number[rows[here]])
+            for index in distinct(source[rows])[0]:
+                here = source[rows] == index
+                chosen, keys[here] = sources[index].choose(lane[rows[here]], number[rows[here]])
                 which[here], example[here] = chosen.which + len(plans), chosen.example
                 plans += chosen.plans
             if len(rows):
@@ -177,7 +178,7 @@ class RowMixture(Mixture):
 
 
 class StreamMixture(Mixture):
-    """Of rows that continue each other: of each lane the first rows are the first source's, and so on."""
+    """A mixture of rows that continue each other: in each lane the first rows are the first source's, and so on."""
 
     sources: dict[str, StreamExamples]
 
@@ -188,8 +189,8 @@ class StreamMixture(Mixture):
         for (name, source), share, weight in zip(self.sources.items(), shares, weights, strict=True):
             if not share:
                 raise UserError(
-                    f"mixture: {name} has a rate of {weight / sum(weights):.2g}, of which none of the {self.rows} rows "
-                    f"of a lane come, and a row keeps its corpus: raise its rate or the batch size, or leave it out"
+                    f"mixture: {name} has a rate of {weight / sum(weights):.2g}, too small for one of the {self.rows} "
+                    "rows of a lane, and a row keeps its corpus: raise its rate or the batch size, or leave it out"
                 )
             source.rows = share
         self._begins = np.cumsum([0, *shares])
@@ -208,11 +209,11 @@ class StreamMixture(Mixture):
 
 
 class Tasks:
-    """Batches of one task, or of several that take turns. Which one a step has, and how many it had before, is known
-    from the step alone: the steps of a task are never off its rate by more than a few (see `mixture.counts`).
+    """Batches of one task, or of several that take turns. The task of a step, and how many steps it had before, follow
+    from the step alone. A task stays within a few steps of its rate (see `mixture.counts`).
 
-    batches: name -> those of a task.   rates: name -> how often it comes.
-    together: see `Loader`; batches of several tasks have other arrays from step to step.
+    batches: name -> batches of a task.   rates: name -> relative frequency.   together: see `Loader`; 1 for several
+    tasks, whose batches have different arrays.
     """
 
     def __init__(self, batches: Mapping[str, Examples | Mixture], rates: Mapping[str, float]):
@@ -220,20 +221,20 @@ class Tasks:
         self.batches, self._weights = dict(batches), weights_of([rates[name] / total for name in batches])
         first = next(iter(batches.values()))
         self.batch_size, self.together = first.batch_size, first.together if len(batches) == 1 else 1
-        self.corpora = tuple(corpus for of in batches.values() for corpus in of.corpora)  # what is read
+        self.corpora = tuple(corpus for task in batches.values() for corpus in task.corpora)  # to read
 
     def at(self, step: int) -> tuple[str, int]:
-        """(the task of a step, how many steps it had before)."""
+        """Return (the task of a step, how many steps it had before)."""
         before, after = counts(self._weights, step), counts(self._weights, step + 1)
         index = next(index for index, (old, new) in enumerate(zip(before, after, strict=True)) if new > old)
         return [*self.batches][index], before[index]
 
     def before(self, step: int) -> dict[str, int]:
-        """How many steps of each task come before a step."""
+        """Return how many steps of each task come before a step."""
         return dict(zip(self.batches, counts(self._weights, step), strict=True))
 
     def batch(self, step: int, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Some rows (int64 [n], of one task from batch_size on those of later steps) of a step's global batch:
-        name -> array [n, ...]."""
+        """Return rows of a step's global batch: name -> array [n, ...].   rows: int64 [n]; if there is one task, rows
+        from batch_size on are those of later steps."""
         name, number = self.at(step)
         return self.batches[name].batch(number, rows)

@@ -1,7 +1,8 @@
-"""Functions called in processes of their own, which end with this one: a pool of them, or what builds things ahead.
+"""Run functions in processes that end with this one: in a pool, or in `Workers`, which build things ahead.
 
-What `Workers` build comes through a pipe per process: nothing has a name in shared memory that someone would have to
-remove, and a reader that is gone, killed or not, breaks the pipe and thereby ends its worker."""
+`Workers` send results through a pipe per process. So no shared memory has a name that someone would have to remove, and
+when the reader is gone, killed or not, the broken pipe ends its worker.
+"""
 
 import atexit
 import multiprocessing
@@ -19,7 +20,7 @@ from typing import TypeVar
 
 from data_pipelines.errors import AGAIN, UserError
 
-AHEAD = 2  # parts for each process that are counted at a time
+AHEAD = 2  # parts in flight per process
 Part, Value = TypeVar("Part"), TypeVar("Value")
 
 
@@ -29,10 +30,10 @@ def cores() -> int:
 
 @contextmanager
 def pool(processes: int) -> Iterator[Executor]:
-    """An executor; with one process the calls are made here, when they are submitted.
+    """Yield an executor; with one process, calls are made here, when they are submitted.
 
-    UserError where a process was killed. What was submitted and has not begun when the context ends is left undone;
-    where it ends with an error or is interrupted, what has begun too.
+    Raises UserError if a process was killed. When the context ends, calls that have not begun are cancelled; if it ends
+    with an error or an interrupt, running ones are killed.
     """
     if processes <= 1:
         yield _Here()
@@ -44,10 +45,10 @@ def pool(processes: int) -> Iterator[Executor]:
     except BrokenProcessPool as error:
         raise UserError(
             f"--processes {processes}: a worker process was killed, as the system does when memory runs out; "
-            f"use fewer, {AGAIN}"
+            f"use fewer; {AGAIN}"
         ) from error
     except BaseException:
-        for process in list(executor._processes.values()):  # nobody waits for the minutes that they may still need
+        for process in list(executor._processes.values()):  # they may still need minutes
             process.kill()
         raise
     finally:
@@ -61,9 +62,9 @@ def over_parts(
     processes: int = 1,
     runner: Callable | None = None,
 ) -> Value:
-    """What is counted in parts of a corpus, or stretches of text, merged in any order and grouping.
+    """Count in parts of a corpus, or in stretches of text, and merge the counts in any order and grouping.
 
-    count, merge: travel to other processes, or to those of a `runner`, which is called as this is.
+    count, merge: must pickle.   runner: takes count, merge and parts, and counts elsewhere, as Beam does.
     """
     if runner:
         return runner(count, merge, parts)
@@ -72,7 +73,7 @@ def over_parts(
 
 
 def in_turn(workers: Executor, function: Callable[[Part], Value], parts: Iterable[Part], ahead: int) -> Iterator[Value]:
-    """function(part) of each in their order, of which at most `ahead` are waited for at a time."""
+    """Yield function(part) of each part, in order, with at most `ahead` calls in flight."""
     waiting = deque()
     for part in parts:
         waiting.append(workers.submit(function, part))
@@ -103,14 +104,14 @@ def _end_with_parent() -> None:
 class Workers:
     """Iterates over build(0), build(1) .. build(count - 1), in order, once.
 
-    Of n processes the i-th builds every n-th from i on, and is at most one ahead of what it has been asked for.
-    build: picklable, returns something picklable.
+    Process i of n builds items i, i + n, ..., at most one item ahead of the reader. build: picklable, as are its
+    results.
     """
 
     def __init__(self, build: Callable, count: int, processes: int):
         self._count = count
         self._workers = []
-        resource_tracker.ensure_running()  # what starts it unblocks the signals
+        resource_tracker.ensure_running()  # before the signals are blocked: starting it unblocks them
         # Processes started here never see a terminal's or a scheduler's signals, which go to all processes of a run:
         # the reader needs its batches until the step at which it stops. Here they arrive when all have started
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
@@ -126,11 +127,11 @@ class Workers:
             process, pipe = self._workers[index % len(self._workers)]
             try:
                 yield pipe.recv()
-            except (EOFError, OSError):  # between two messages; in the middle of one
+            except (EOFError, OSError):  # the pipe ended between two messages; inside one
                 process.join()
                 raise UserError(
                     f"--workers {len(self._workers)}: a process that prepares batches ended with status "
-                    f"{process.exitcode}, perhaps for want of memory; use fewer and run again"
+                    f"{process.exitcode}, perhaps because memory ran out; use fewer and run again"
                 ) from None
 
     def close(self) -> None:

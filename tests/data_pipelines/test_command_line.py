@@ -76,4 +76,4 @@ def test_an_interrupt_says_how_to_continue(capsys, monkeypatch):
 
     monkeypatch.setitem(program.COMMANDS, "prepare", interrupted)
     assert program.main(["prepare"]) == 130
-    assert "run the same command again to continue" in capsys.readouterr().err
+    assert "start the same command again to continue" in capsys.readouterr().err

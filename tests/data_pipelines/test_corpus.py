@@ -56,7 +56,7 @@ def change_manifest(folder, **changes):
 
 def test_what_is_no_corpus_of_this_format_is_named_as_what_it_is(folder, tmp_path):
     change_manifest(folder, version=3)
-    with pytest.raises(UserError, match="format version 3 and this program reads 2"):
+    with pytest.raises(UserError, match="format version 3, but this program reads 2"):
         Corpus(folder)
     (folder / "manifest.json").write_text("{")
     with pytest.raises(UserError, match=r"manifest\.json cannot be read"):
@@ -78,7 +78,7 @@ def test_what_is_no_corpus_of_this_format_is_named_as_what_it_is(folder, tmp_pat
         ({"vocab_size": 10**30}, " is not as prepare wrote it"),
         ({"special": {"pad": 10**9}}, " is not as prepare wrote it"),
         ({"parts": []}, " is not as prepare wrote it"),
-        ({"tokenizer": {"../up": {"bytes": 1, "sha256": "0" * 64}}}, ": '../up' is no name of a file inside a corpus"),
+        ({"tokenizer": {"../up": {"bytes": 1, "sha256": "0" * 64}}}, ": '../up' is not a valid file name in a corpus"),
         ({"tokenizer": {VOCABULARY: {"bytes": "1", "sha256": "0" * 64}}}, f": {VOCABULARY} has no size or no hash"),
         ({"tokenizer": {VOCABULARY: {"bytes": 1, "sha256": "short"}}}, f": {VOCABULARY} has no size or no hash"),
     ],

@@ -15,7 +15,7 @@ from data_pipelines.errors import UserError
 from tests.data_pipelines.buckets import SOURCE, Bucket, arrays_of_part, use
 
 TOKENS = "parts/000000/train/tokens.npy"
-GO_ON = "start the same command again, it goes on"
+GO_ON = "start the same command again to continue"
 
 
 class HttpError(Exception):
@@ -156,7 +156,7 @@ def test_another_tokenizer_of_the_same_tokens_stands_beside_the_copy_s(bucket):
 def test_a_disk_that_is_too_small_and_a_cache_that_cannot_be_written_are_said(bucket, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(fetch.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=20))
-        assert re.search("cannot be copied.*are to be copied.*are free.*free space.*XDG_CACHE_HOME", refusal())
+        assert re.search("cannot be copied.*are needed.*are free.*free space.*XDG_CACHE_HOME", refusal())
         assert bucket.reads[TOKENS] == 0
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

@@ -60,9 +60,9 @@ def test_rates(text, rates):
     [
         ("given:0.5,0.5", "mixture=given:0.5,0.5: 2 rates for en, "),
         ("given:1,0,1", "numbers must be above 0"),
-        ("smoothed:x", "'x' is no number"),
+        ("smoothed:x", "'x' is not a number"),
         ("proportional:inf", "numbers must be above 0 and finite"),
-        ("", "mixture=: '' says no rates; use proportional"),
+        ("", "mixture=: '' is not a form of rates; use proportional"),
         ("equal:2", "mixture=equal:2: too many numbers for equal; use proportional"),
         ("smoothed", "mixture=smoothed: too few numbers for smoothed"),
     ],
@@ -167,7 +167,7 @@ def test_rows_of_streams_keep_their_corpus_and_go_on(corpora):
 
 
 def test_a_rate_without_a_row_and_layouts_that_do_not_go_together_are_errors(corpora):
-    with pytest.raises(UserError, match="c has a rate of 0.01, of which none of the 20 rows of a lane come"):
+    with pytest.raises(UserError, match="c has a rate of 0.01, too small for one of the 20 rows of a lane"):
         make_mixture(LAYOUTS["streams"], corpora, (0.59, 0.4, 0.01), 20, 3)
     with pytest.raises(UserError, match="layouts of one spec"):
         make_mixture({"a": SegmentPairs(16), "b": SegmentPairs(17)}, corpora, (0.5, 0.5), 20, 3)

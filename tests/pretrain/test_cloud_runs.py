@@ -253,7 +253,7 @@ def test_a_right_that_is_missing_is_named_with_its_role_before_anything_is_read(
 
 def test_a_machine_without_the_scope_is_told_so(bucket):
     bucket.refuse = 403, "Request had insufficient authentication scopes."
-    with pytest.raises(UserError, match="access scopes do not allow to write .*create it with cloud-platform"):
+    with pytest.raises(UserError, match="access scopes do not let it write .*create the machine with scope"):
         cloud.check_rights(place("gs://bucket/new"), "--workdir gs://bucket/new")
 
 

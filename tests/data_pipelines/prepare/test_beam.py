@@ -77,4 +77,4 @@ def test_what_a_worker_cannot_do_is_one_line(text, tmp_path):
     process = start(PYTHON, text, tmp_path / "out", "--runner=direct")
     _, errors = process.communicate()
     assert process.returncode == 2
-    assert "error: --runner direct: " in errors and "run the same command again to continue" in errors
+    assert "error: --runner direct: " in errors and "start the same command again to continue" in errors

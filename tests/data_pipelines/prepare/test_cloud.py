@@ -64,7 +64,7 @@ def test_a_part_is_there_when_its_summary_is(storage, text, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(cloud, "upload_file", failing)
         patched.setattr(cloud, "PAUSES", ())
-        with pytest.raises(UserError, match="may pass; run the same command again"):
+        with pytest.raises(UserError, match="may pass; start the same command again"):
             make(OUT, text)
     assert sum(name.endswith("summary.json") for name in stored(storage)) == 1
     assert sum(name.endswith("train/tokens.npy") for name in stored(storage)) == 2

@@ -181,9 +181,9 @@ PLACE = Path("/data/corpus")
         (errno.EDQUOT, "/data/corpus/x", "--out /data/corpus: cannot write there .*free space"),
         (errno.EACCES, "/texts/a.txt", "--source: cannot read /texts/a.txt .*make it readable or leave it out"),
         (errno.EACCES, "/data/corpus/x", "--out /data/corpus: cannot write there .*choose another directory"),
-        (errno.ENOENT, "/data/corpus/x", "/data/corpus/x: .*another process makes the same corpus, wait for it; run"),
-        (errno.ENOTEMPTY, "part.27", "part.27: .*if another process makes the same corpus, wait for it; run"),
-        (errno.EIO, "/texts/a.txt", "/texts/a.txt: reading or writing failed .*may pass; run the same command again"),
+        (errno.ENOENT, "/data/corpus/x", "/data/corpus/x: .*another process makes the same corpus, wait for it; start"),
+        (errno.ENOTEMPTY, "part.27", "part.27: .*if another process makes the same corpus, wait for it; start"),
+        (errno.EIO, "/texts/a.txt", "/texts/a.txt: reading or writing failed .*may pass; start the same command again"),
     ],
 )
 def test_a_fault_has_its_own_cure(code, path, said):
