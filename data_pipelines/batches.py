@@ -1,4 +1,4 @@
-"""Batches: a layout's rows of one split of a corpus, in an order. What the loader and the evaluation read."""
+"""Batches: the rows of a layout, from one split of a corpus, in an order. The loader and the evaluation read them."""
 
 import functools
 import itertools
@@ -14,10 +14,10 @@ from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import Chosen, Feature, Layout, Piece, RowLayout, StreamLayout, spread
 from data_pipelines.order import ONE_LANE, Order, Window, deal, distinct, permute_each, stretch
 
-HELD_OUT = 8  # parts that an evaluation reads, spread evenly over a corpus
-KEPT = 8  # batches that a window is kept for when its lane has come to the next: threads are not in step
-ROWS, TOKENS = 256, 1 << 16  # built together at least: below the cost is in NumPy's calls, not in the data
-MOST = 1 << 21  # tokens built together where a batch is of many lanes and parts, each of which wants so many rows
+HELD_OUT = 8  # parts that an evaluation reads, evenly spaced in the corpus
+KEPT = 8  # batches for which a window is kept once its lane is in the next: threads are not in step
+ROWS, TOKENS = 256, 1 << 16  # least to build at once: below, NumPy's calls cost more than the data
+MOST = 1 << 21  # most tokens to build at once, if a batch has many lanes and parts, which each want so many rows
 
 
 def make_examples(
@@ -29,20 +29,21 @@ def make_examples(
     order: Order = ONE_LANE,
     sizes: Sequence[int] | None = None,
 ) -> "Examples":
-    """The batches of a layout. sizes: the examples of each part, where they are known (see `RowExamples.sizes`).
+    """Return the batches of a layout. sizes: the examples of each part, if known (see `RowExamples.sizes`).
 
-    Raises UserError for a corpus without the layout's special tokens, and where lanes do not divide the batch.
+    Raises UserError if the corpus lacks the layout's special tokens, or if the lanes do not divide the batch.
     """
-    of = StreamExamples if isinstance(layout, StreamLayout) else RowExamples
-    return of(layout, corpus, split, batch_size, seed, order, sizes)
+    kind = StreamExamples if isinstance(layout, StreamLayout) else RowExamples
+    return kind(layout, corpus, split, batch_size, seed, order, sizes)
 
 
 def evaluation_batches(examples, limit: int) -> Iterator[dict[str, np.ndarray]]:
-    """Yield batches of the same at most `limit` examples in the same order with the same noise, each exactly once.
+    """Yield batches of at most `limit` examples: always the same ones, in the same order, with the same noise, each
+    once.
 
-    Which they are the examples say (`fixed`); they are corrupted as in epoch 0. Every batch has
-    `examples.batch_size` rows: where there are fewer examples it is filled up with the layout's blank rows (no segment,
-    no weight, no label), which count nowhere.
+    `fixed` says which examples they are; they are corrupted as in epoch 0. Every batch has `examples.batch_size` rows:
+    if there are fewer examples it is filled up with the layout's blank rows (no segment, no weight, no label), which
+    count nowhere.
     """
     spec = examples.spec
     for chosen in examples.fixed(limit):
@@ -51,12 +52,13 @@ def evaluation_batches(examples, limit: int) -> Iterator[dict[str, np.ndarray]]:
         yield {name: np.concatenate([array, spec[name].blank(missing)]) for name, array in batch.items()}
 
 
-Built = tuple[np.ndarray, dict[str, np.ndarray]]  # some rows (int64 [m]) of a batch: name -> array [m, ...]
-WindowOf = tuple[int, int, int]  # a lane, an epoch and the window's number there
+Built = tuple[np.ndarray, dict[str, np.ndarray]]  # rows (int64 [m]) of a batch, and name -> array [m, ...]
+WindowOf = tuple[int, int, int]  # lane, epoch, and the window's number in that epoch
 
 
 def put_together(built: Sequence[Built], number: int) -> dict[str, np.ndarray]:
-    """A batch of so many rows, ascending in each piece, from pieces that have all of them: name -> array [n, ...]."""
+    """Assemble a batch of `number` rows from pieces that cover them, each with ascending rows: name -> array [n,
+    ...]."""
     if len(built) == 1:
         return built[0][1]
     batch = {name: np.empty((number, *array.shape[1:]), array.dtype) for name, array in built[0][1].items()}
@@ -67,42 +69,42 @@ def put_together(built: Sequence[Built], number: int) -> dict[str, np.ndarray]:
 
 
 class Batches:
-    """Batches of rows; one depends on what they are made of and the step alone."""
+    """Batches of rows. A batch depends only on what the batches are made of and on its step."""
 
-    spec: dict[str, Feature]  # a batch's arrays, by name
-    corpora: tuple[Corpus, ...]  # what is read
+    spec: dict[str, Feature]  # the arrays of a batch, by name
+    corpora: tuple[Corpus, ...]  # to read
     batch_size: int
-    order: Order  # its lanes have equally many `rows` of a batch
+    order: Order  # each of its lanes has `rows` rows of a batch
     rows: int
     tokens: int  # of a row
-    cells: int  # the most parts, or sources and parts, each with rows of its own, that a batch is of
+    cells: int  # the most (source, lane, part) groups that the rows of a batch form
 
     @property
     def together(self) -> int:
-        """How many rows, of several steps, are best built together."""
-        few = max(ROWS, TOKENS // self.tokens)
-        return max(few, min(few * self.cells, MOST // self.tokens))
+        """How many rows, of several steps, are best built at once."""
+        least = max(ROWS, TOKENS // self.tokens)
+        return max(least, min(least * self.cells, MOST // self.tokens))
 
     def batch(self, step: int, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Some rows (int64 [n], from batch_size on those of later steps) of a step's global batch: name -> array
-        [n, ...]. Raises UserError as `check_size` does."""
+        """Return rows (int64 [n]) of a step's global batch; from batch_size on they are those of later steps: name ->
+        array [n, ...]. Raises UserError as `check_size` does."""
         later, row = np.divmod(rows, self.batch_size)
         lane, row = np.divmod(row, self.rows)
         return self.at(lane, step + later, row)
 
     def at(self, lane: np.ndarray, step: np.ndarray, row: np.ndarray) -> dict[str, np.ndarray]:
-        """Rows of lanes, as they are at steps, all int64 [n]: name -> array [n, ...]."""
+        """Return rows of lanes at steps, all int64 [n]: name -> array [n, ...]."""
         raise NotImplementedError
 
     def check_size(self) -> None:
-        """Raises UserError where there is too little text for a step."""
+        """Raise UserError if there is too little text for a step."""
         raise NotImplementedError
 
 
 class Examples(Batches):
-    """Of one layout, corpus, split and seed.
+    """Batches of one layout, corpus, split and seed.
 
-    Held-out examples are of at most `HELD_OUT` parts that have some, evenly spaced, in one lane and one window.
+    Held-out examples come from at most `HELD_OUT` parts that have some, evenly spaced, in one lane and one window.
     """
 
     def __init__(self, layout: Layout, corpus: Corpus, split: str, batch_size: int, seed: int, order: Order, sizes):
@@ -122,7 +124,7 @@ class Examples(Batches):
         self._known, self._deals, self._kept = sizes, {}, _Kept()
 
     def _windows(self, lane: int, epoch: int) -> list[Window]:
-        """What a lane reads in an epoch; of two epochs in a row they are remembered."""
+        """Return the windows of a lane in an epoch. Those of two consecutive epochs are remembered."""
         if (lane, epoch) not in self._deals:
             near = {key: windows for key, windows in self._deals.items() if abs(key[1] - epoch) <= 1}
             windows = deal(self.seed, epoch, np.array(self.sizes), self.order, lane)
@@ -131,11 +133,12 @@ class Examples(Batches):
         return self._deals[lane, epoch]
 
     def _begins(self, lane: int, epoch: int) -> np.ndarray:
-        """The places of a lane's epoch at which its windows begin: int64 [windows or one more]."""
+        """Return the places in a lane's epoch at which its windows begin: int64 [windows or one more]."""
         raise NotImplementedError
 
     def _read(self, lane: np.ndarray, epoch: np.ndarray, place: np.ndarray) -> list[tuple[WindowOf, np.ndarray]]:
-        """The windows of rows at places of epochs of lanes, all int64 [n], and which rows (int64 [m]) are of each."""
+        """Return the windows of rows at places of epochs of lanes, all int64 [n], with the rows (int64 [m]) of each
+        window."""
         found, lanes = [], self.order.lanes
         walks, walk = distinct(epoch * lanes + lane)
         for number, (of_epoch, of_lane) in enumerate(divmod(one, lanes) for one in walks):
@@ -146,8 +149,8 @@ class Examples(Batches):
         return found
 
     def _enter(self, windows: Sequence[WindowOf]) -> None:
-        """A batch is of these: what new ones and the next ones need is wanted, and what others have that their lanes
-        are through with is let go, a few batches later."""
+        """Register a batch of these windows: request the parts of new windows and of those after them, and release, a
+        few batches later, the parts of windows that their lanes have left."""
         new, old, left = self._kept.enter(windows)
         done = {*self._parts_of(old)}.difference(self._parts_of(left) if old else ())
         self._kept.drop([*old, *done])
@@ -159,7 +162,7 @@ class Examples(Batches):
             self.corpus.want(self.split, [self.parts[part].index for part in wanted])
 
     def _parts_of(self, windows: Iterable[WindowOf]) -> Iterable[int]:
-        """The parts that windows are of, each once, in order."""
+        """Return the parts of windows, each once, in order."""
         found = (self._windows(lane, epoch)[index].parts.tolist() for lane, epoch, index in windows)
         return dict.fromkeys(itertools.chain.from_iterable(found))
 
@@ -169,11 +172,11 @@ class Examples(Batches):
 
 
 class RowExamples(Examples):
-    """Rows that stand alone: in an epoch every example comes once.
+    """Rows that stand alone: every example comes once per epoch.
 
-    Examples are counted endlessly, in each lane: count = step * rows + row; the epoch is count // size, and within it
-    the lane walks through its stretch. An example's noise is keyed by (seed, epoch, its number in the split); of a
-    layout with copies epochs that are so many apart have the same noise, in another order.
+    Each lane counts its examples without end: count = step * rows + row. The epoch is count // size, and within it the
+    lane walks through its stretch. An example's noise is keyed by (seed, epoch, its number in the split). If the layout
+    has copies, the noise repeats after as many epochs, in another order of examples.
     """
 
     layout: RowLayout
@@ -183,23 +186,23 @@ class RowExamples(Examples):
         """Examples of each part. Counting them plans every part once, one at a time."""
         if self._known is not None:
             return self._known
-        one = len(self.parts) == 1  # its plan is kept
-        return (self._plan(0).number,) if one else tuple(map(self.count, range(len(self.parts))))
+        single = len(self.parts) == 1  # then its plan is kept
+        return (self._plan(0).number,) if single else tuple(map(self.count, range(len(self.parts))))
 
     def count(self, index: int) -> int:
-        """Examples of a part."""
+        """Return the number of examples in a part."""
         number = self._planned(index).number
         self._release([index])
         return number
 
     @functools.cached_property
     def _firsts(self) -> np.ndarray:
-        """int64 [parts + 1]: the number in the split of each part's first example, then of all."""
+        """int64 [parts + 1]: the number in the split of each part's first example, then the number of all examples."""
         return np.cumsum((0, *self.sizes))
 
     @functools.cached_property
     def _shares(self) -> np.ndarray:
-        """int64 [lanes]: the examples of each in an epoch."""
+        """int64 [lanes]: the examples of each lane in an epoch."""
         lanes = self.order.lanes
         return np.diff([stretch(self.number, lane, lanes) for lane in range(lanes)]).ravel()
 
@@ -209,7 +212,7 @@ class RowExamples(Examples):
         return int(self._firsts[-1])
 
     def epochs(self, rows: int) -> float:
-        """How often all examples come in so many rows."""
+        """Return how many epochs so many rows make."""
         return rows / self.number
 
     def check_size(self):
@@ -222,9 +225,9 @@ class RowExamples(Examples):
         return self.layout.build(*self.choose(lane, step * self.rows + row))
 
     def choose(self, lane: np.ndarray, count: np.ndarray) -> tuple[Chosen, np.ndarray]:
-        """The examples of lanes at their counts, both int64 [n], and their keys, uint64 [n]."""
+        """Return the examples of lanes at their counts, both int64 [n], and their keys, uint64 [n]."""
         self.check_size()
-        if self.order.lanes == len(self.parts) == 1:  # the same, of one window, sooner
+        if self.order.lanes == len(self.parts) == 1:  # a shortcut for a single window
             epochs, which = distinct(count // self.number)
             inside = permute_each([(self.seed, epoch, self.number) for epoch in epochs], which, count % self.number)
             return self._chosen(np.array(epochs)[which], np.zeros_like(count), inside)
@@ -234,25 +237,26 @@ class RowExamples(Examples):
             window, which[rows] = self._windows(of_lane, of_epoch)[index], number
             windows.append(window)
             networks.append((window.key, of_epoch, window.size))
-        # Windows laid end to end, so that one search finds which piece of its window each row is of
-        starts, sizes = (np.array(of) for of in zip(*((window.start, window.size) for window in windows), strict=True))
-        parts, begins, ends = (np.concatenate(of) for of in [*zip(*windows, strict=True)][:3])
+        # Lay the windows end to end, so that one search finds the piece that each row is of
+        starts, sizes = (np.array([getattr(window, name) for window in windows]) for name in ("start", "size"))
+        parts, begins, ends = (np.concatenate(arrays) for arrays in [*zip(*windows, strict=True)][:3])
         after = np.cumsum(ends - begins)
         inside = permute_each(networks, which, place - starts[which]) + (np.cumsum(sizes) - sizes)[which]
         piece = np.searchsorted(after, inside, "right")
         return self._chosen(epoch, parts[piece], inside - after[piece] + ends[piece])
 
     def build(self, epoch: int | np.ndarray, example: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples (int64 [n], below `number`) as they look in an epoch (or one each): name -> array [n, ...]."""
+        """Return examples (int64 [n], below `number`) as they look in an epoch (or in one epoch each): name -> array
+        [n, ...]."""
         return self.layout.build(*self.located(epoch, example))
 
     def located(self, epoch: int | np.ndarray, example: np.ndarray) -> tuple[Chosen, np.ndarray]:
-        """Where they lie, and their keys, uint64 [n]."""
+        """Return where examples lie, and their keys, uint64 [n]."""
         part = np.searchsorted(self._firsts, example, "right") - 1
         return self._chosen(epoch, part, example - self._firsts[part])
 
     def fixed(self, limit: int) -> Iterator[np.ndarray]:
-        """The examples of each batch of a fixed set, at most `limit` in all, spread over the split: int64 [n]."""
+        """Yield the examples of each batch of a fixed set, at most `limit` in all, spread over the split: int64 [n]."""
         return spread(self.number, limit, self.batch_size)
 
     def _begins(self, lane, epoch):
@@ -271,45 +275,45 @@ class RowExamples(Examples):
         plan = self.layout.plan(self.parts[index], self.split, self.seed)
         if self._known is not None and plan.number != self._known[index]:
             raise UserError(
-                f"part {index} of corpus {self.corpus.path} has {plan.number} examples, not {self._known[index]}: they "
-                "were counted otherwise; remove examples.json from the work directory to count them again"
+                f"part {index} of corpus {self.corpus.path} has {plan.number} examples, but examples.json says "
+                f"{self._known[index]}; remove examples.json from the work directory to count them again"
             )
         return plan
 
 
 class StreamExamples(Examples):
-    """Rows that go on where the same row of the step before has ended.
+    """Rows that continue the same row of the step before.
 
-    The documents of a window, in an order of the epoch's, are one stream, of which each of the lane's rows has an equal
-    run. Where a window ends, or an epoch, the rows begin anew: what is remembered then is of other text. What is left
-    at a window's end, too little for a step of all rows, is not read in this epoch.
+    The documents of a window, in an order of the epoch, form one stream, of which each row of the lane has an equal
+    run. At the end of a window or an epoch the rows begin anew, so what a model remembers there is of other text. The
+    rest of a window, too short for a step of all rows, is not read in this epoch.
     """
 
     layout: StreamLayout
 
-    def __init__(self, *of):
-        super().__init__(*of)
-        self._epoch_steps: dict[int, list[int]] = {}  # of a lane, the steps before each epoch
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._epoch_steps: dict[int, list[int]] = {}  # lane -> steps before each epoch
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Tokens of each part as a stream, in which a document has one more, that ends it."""
+        """Tokens of each part as a stream, in which an end token follows each document."""
         sizes = (part.sizes[self.split] for part in self.parts)
-        return tuple(of["tokens"] + of["documents"] for of in sizes)
+        return tuple(size["tokens"] + size["documents"] for size in sizes)
 
     @property
     def number(self) -> int:
-        """Examples in the first epoch's streams; the last of each may be shorter."""
+        """Examples in the streams of the first epoch; the last one of each stream may be shorter."""
         lanes = range(self.order.lanes)
         return sum(self.layout.number(window.size) for lane in lanes for window in self._windows(lane, 0))
 
     @functools.cached_property
     def steps(self) -> int:
-        """Steps of the first epoch; lanes may have a few more or fewer, in other epochs too."""
+        """Steps of the first epoch; other lanes and epochs may have a few more or fewer."""
         return int(min(self._begins(lane, 0)[-1] for lane in range(self.order.lanes)))
 
     def epochs(self, rows: int) -> float:
-        """How often the first epoch's steps come in so many rows."""
+        """Return how many times so many rows go through the first epoch's steps."""
         return rows / (self.steps * self.rows * self.order.lanes)
 
     def check_size(self):
@@ -325,7 +329,7 @@ class StreamExamples(Examples):
         return put_together(self.pieces(lane, step, row), len(row))
 
     def pieces(self, lane: np.ndarray, step: np.ndarray, row: np.ndarray) -> list[Built]:
-        """The same, by the windows that the rows are of."""
+        """Return the same as `at` in pieces, one for each window."""
         self.check_size()
         epoch, place = np.empty_like(step), np.empty_like(step)
         for one in distinct(lane)[0]:
@@ -340,19 +344,21 @@ class StreamExamples(Examples):
         return built
 
     def build(self, epoch: int, example: np.ndarray) -> dict[str, np.ndarray]:
-        """Examples (int64 [n]) of the first lane's first window as they look in an epoch: name -> array [n, ...]."""
+        """Return examples (int64 [n]) of the first lane's first window as they look in an epoch: name -> array [n,
+        ...]."""
         return self._build(0, epoch, 0, example)
 
     def fixed(self, limit: int) -> Iterator[np.ndarray]:
-        """The examples of each batch of a fixed set, at most `limit` in all, rows continuing each other: int64 [n]."""
+        """Yield the examples of each batch of a fixed set, at most `limit` in all, whose rows continue each other:
+        int64 [n]."""
         return self.layout.fixed(sum(self.sizes), limit, self.batch_size)
 
     def _begins(self, lane, epoch):
-        """In steps, and at the end of all."""
+        """In steps; the last entry is the end of the epoch."""
         return np.cumsum([0, *(self.layout.steps(window.size, self.rows) for window in self._windows(lane, epoch))])
 
     def _epochs(self, lane, step):
-        """The epochs that steps (int64 [n]) of a lane are in, and their places there: int64 [n] each."""
+        """Return the epochs of steps (int64 [n]) of a lane, and the steps' places in them: int64 [n] each."""
         if self.order.lanes == 1 and len(self.parts) <= self.order.window:  # all epochs are alike
             return np.divmod(step, self.steps)
         begun = self._epoch_steps.get(lane, [0])
@@ -368,8 +374,7 @@ class StreamExamples(Examples):
         def plan():
             pieces = zip(window.parts.tolist(), window.begins.tolist(), window.ends.tolist(), strict=True)
             found = [Piece(self.parts[part], begin, end) for part, begin, end in pieces]
-            # Documents of windows that follow each other have other numbers; one that a lane begins inside of counts
-            # twice
+            # Documents of consecutive windows have different numbers; a document in which a lane begins counts twice
             documents = sum(part.sizes[self.split]["documents"] for part in self.parts) + self.order.lanes - 1
             before = (epoch * -(-len(self.parts) // self.order.window) + index) * documents
             return self.layout.plan(found, self.split, window.key, epoch, before)
@@ -379,18 +384,18 @@ class StreamExamples(Examples):
 
 
 class _Kept:
-    """Plans, each made once, and the windows that batches are of; safe from several threads. A worker process, to which
-    it is pickled, begins anew."""
+    """Plans, each made once, and the windows that batches read; safe from several threads. When it is pickled, for a
+    worker process, its copy is empty."""
 
     def __init__(self):
-        self._lock, self._plans = threading.Lock(), {}  # each with a lock of its own
-        self._batches, self._last = 0, {}  # windows that batches are of: the last of these, counted
+        self._lock, self._plans = threading.Lock(), {}  # key -> (its lock, [the plan])
+        self._batches, self._last = 0, {}  # batches so far; window -> the last of its batches
 
     def __reduce__(self):
         return _Kept, ()
 
     def plan(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The plan of a key; what has to be made holds up nobody who asks for another."""
+        """Return the plan of a key. While it is made, callers that need another plan do not wait."""
         lock, made = self._plans.setdefault(key, (threading.Lock(), []))
         with lock:
             if not made:
@@ -403,7 +408,8 @@ class _Kept:
             self._plans.pop(key, None)
 
     def enter(self, windows: Sequence[WindowOf]) -> tuple[list[WindowOf], list[WindowOf], list[WindowOf]]:
-        """A batch is of these windows -> those that are new; those that are let go; and those that are left."""
+        """Register a batch of these windows. Returns the new windows, those that are let go, and those that are
+        left."""
         with self._lock:
             self._batches += 1
             new = [window for window in windows if window not in self._last]

@@ -5,17 +5,17 @@ A corpus is a folder written by `python -m data_pipelines prepare`:
     manifest.json                       version, fingerprint, vocabulary, special tokens, fields, the parts' summaries
     tokenizer/                          Hugging Face tokenizer files
     tables/FIELD.npy                    [vocab], a field that is looked up by token
-    plans/                              of `prepare` alone: which files the corpus is of
+    plans/                              for `prepare` alone: the files whose text the corpus has
     parts/000000/                       no document crosses parts
         summary.json                    sizes, hashes
         {train,heldout}/tokens.npy      uint16 or uint32 [tokens], no special tokens stored
         {train,heldout}/sentences.npy   int64 [sentences + 1], token offset where each sentence starts, then the total
         {train,heldout}/documents.npy   int64 [documents + 1], sentence index where each document starts, then the total
-        {train,heldout}/FIELD.npy       [tokens, sentences or documents, ...], any other field; of texts of documents
-                                        the bytes of all, uint8, and in FIELD.starts.npy, int64 [documents + 1], places
+        {train,heldout}/FIELD.npy       [tokens, sentences or documents, ...], any other field; texts of documents are
+                                        joined, uint8 [bytes], with offsets in FIELD.starts.npy, int64 [documents + 1]
         train/token_counts.npy          int64 [vocab], unigram counts of the train split
 
-Of format 1, where there were no parts, a corpus is read as one part that lies beside the manifest.
+A corpus of format 1, which had no parts, is read as one part beside the manifest.
 """
 
 import errno
@@ -42,25 +42,25 @@ from data_pipelines.manifest import PartEntry
 from data_pipelines.processes import over_parts
 from data_pipelines.store.fields import BY_TOKEN_BEFORE, STORED, TEXT
 
-OPEN_FILES, FILES_OF_A_PART = 1024, 4  # besides the parts; a part's maps of tokens and other fields by token
-NAMED = re.compile(r"([\w.-]+)=(.*)", re.ASCII | re.DOTALL)  # of several corpora, as in en=gs://A,zh=DIR
+OPEN_FILES, FILES_OF_A_PART = 1024, 4  # open files besides the parts'; maps of a part
+NAMED = re.compile(r"([\w.-]+)=(.*)", re.ASCII | re.DOTALL)  # an entry of several corpora: en=gs://A,zh=DIR
 Key = tuple[int, str]  # a part's number, and the name of a file in it
-AFTER_AN_ERROR = 5  # seconds for what is not checked yet: others wait to hear of the error
+AFTER_AN_ERROR = 5  # seconds to wait for unfinished checks: other processes wait to hear of the error
 
 
 class Corpus:
-    """A finished corpus folder, local or in a bucket, of which files are copied to this host as they are read. Opening
-    reads the manifest and, of a local corpus, the file sizes; arrays are mapped at first use.
+    """A finished corpus folder, local or in a bucket; files in a bucket are copied to this host as they are read.
+    Opening reads the manifest and, of a local corpus, the file sizes; arrays are mapped at first use.
 
-    fingerprint: of the corpus, or of a state that it had before parts were added; then it has the parts of that state.
-    Pickles as its path, so a worker process opens its own maps; this process checks the files that one reads.
+    fingerprint: of the corpus, or of an earlier state, before parts were added; then it has the parts of that state.
+    Pickles as its path, so a worker process opens its own maps; this process checks the files that the worker reads.
 
-    Attributes: `source` (the path as given, absolute), `path` (the local folder), `manifest` (the JSON as a dict),
+    Attributes: `source` (the given path, absolute), `path` (the local folder), `manifest` (the JSON as a dict),
     `fingerprint` (hex digest of the content), `vocab_size`, `special` (role -> token id; every role is optional),
     `fields` (name -> Field), `tokenizer_path`, `parts`, `checks` (hashes the files that are read).
 
-    Raises UserError when the folder is missing, is no corpus, is unfinished, has another version, has a file whose size
-    is not the manifest's, or never had the fingerprint.
+    Raises UserError if the folder is missing, not a corpus, unfinished or of another version, if a file's size is not
+    the manifest's, or if the corpus never had the fingerprint.
     """
 
     def __init__(self, path: str | Path, fingerprint: str | None = None, copy: Copy | None = None):
@@ -87,15 +87,15 @@ class Corpus:
         return Corpus, (self.source if self.copy else self.path, self.fingerprint, self.copy), {"checks": self.checks}
 
     def size(self, split: str) -> dict[str, int]:
-        """{documents, sentences, tokens} of all parts."""
+        """Return {documents, sentences, tokens} of all parts."""
         return manifests.total(part.sizes for part in self.parts)[split]
 
     def token_counts(self) -> np.ndarray:
-        """int64 [vocab]: how often each token occurs in the train split."""
+        """Return int64 [vocab]: how often each token occurs in the train split."""
         return over_parts(Part.token_counts, sum, self.parts)
 
     def require(self, *roles: str) -> tuple[int, ...]:
-        """The special tokens of these roles. UserError that names those that the tokenizer lacks."""
+        """Return the special tokens of these roles. Raises UserError that names those that the tokenizer lacks."""
         missing = [role for role in roles if role not in self.special]
         if missing:
             raise UserError(
@@ -105,12 +105,12 @@ class Corpus:
         return tuple(self.special[role] for role in roles)
 
     def want(self, split: str, parts: Sequence[int]) -> None:
-        """These parts will be read soon, in this order: they are copied to this host in the background."""
+        """Copy parts that will be read soon to this host, in the background and in this order."""
         if self.copy:
             self.copy.want(split, parts)
 
     def release(self, split: str, parts: Sequence[int]) -> None:
-        """These parts are done: their maps are closed and copies may be dropped. What is read all the same comes
+        """Mark parts as done: close their maps and let their copies be dropped. A part that is read later comes
         back."""
         for index in parts:
             self.parts[index].close(split)
@@ -118,8 +118,8 @@ class Corpus:
             self.copy.release(split, parts)
 
     def verify(self) -> None:
-        """Hash every file and compare the fingerprints with what they are of. Raises UserError at the first that is not
-        what `prepare` wrote."""
+        """Hash every file, and recompute the fingerprints. Raises UserError at the first that is not what `prepare`
+        wrote."""
         if self.manifest["version"] > 1:
             for part in self.parts:
                 found = manifests.part_fingerprint(part.entry.files, part.entry.values)
@@ -144,7 +144,7 @@ class Corpus:
         self._check_digest(f"the content of {name}", digest, file["sha256"])
 
     def _check_read(self, number: int, name: str) -> None:
-        """The same of a part's file that was read; FileNotFoundError where a copy was dropped since."""
+        """Check a part's file that was read. Raises FileNotFoundError if its copy has been dropped since."""
         part = self.parts[number]
         path = self.copy.path(number, name) if self.copy else self.path / part.entry.path / name
         try:
@@ -159,15 +159,15 @@ class Corpus:
             raise self.damaged(what, copied)
 
     def damaged(self, what: str, copied: bool = True) -> UserError:
-        """The error that says of what in this corpus that it is not what `prepare` wrote.   copied: of a corpus in a
-        bucket, whether it is read from the copy."""
+        """Return the error that something in this corpus is not what `prepare` wrote.   copied: whether it was read
+        from the copy of a corpus in a bucket."""
         cure = "copy the corpus again or rerun prepare into an empty folder"
         if self.copy and copied:
             cure = f"delete {cache()}, and the same command copies it again"
         return UserError(f"corpus {self.source}: {what} has changed since it was prepared; {cure}")
 
     def table(self, field: str) -> np.ndarray:
-        """[vocab, ...]: the values of a field that is looked up by token."""
+        """Return the values of a field that is looked up by token: [vocab, ...]."""
         if field not in self._tables:
             name = f"tables/{field}.npy"
             self._check(name, self.path / name, manifests.files_of(self.manifest)[name])
@@ -175,7 +175,7 @@ class Corpus:
         return self._tables[field]
 
     def load(self, path: Path) -> np.ndarray:
-        """An array of the corpus, mapped."""
+        """Return an array of the corpus, mapped."""
         try:
             # An ndarray over the map: np.memmap's own indexing is slower
             return np.asarray(np.load(path, mmap_mode="r"))
@@ -183,26 +183,26 @@ class Corpus:
             raise self._unreadable(path, error) from error
 
     def _unreadable(self, path: Path, error: OSError) -> UserError:
-        kind, cure = PassingError, "start the same command again when what it lies on can be reached"
-        if error.errno == errno.EMFILE:  # each part that is read keeps a file open
+        kind, cure = PassingError, "start the same command again when its disk can be reached"
+        if error.errno == errno.EMFILE:  # each part that is read keeps files open
             kind, cure = UserError, "allow more with `ulimit -n`, or take fewer order.lanes or a smaller order.window"
         return kind(f"corpus {self.source}: {path} cannot be read ({error.strerror or error}); {cure}")
 
     def _number_of_parts(self) -> int | None:
-        """How many parts the state of this fingerprint has; None for all."""
+        """Return how many parts the state with this fingerprint has; None for all."""
         if self.fingerprint == self.manifest["fingerprint"]:
             return None
         for state in self.manifest.get("history", []):
             if state["fingerprint"] == self.fingerprint:
                 return state["parts"]
         raise UserError(
-            f"corpus {self.path}: its fingerprint is {self.manifest['fingerprint'][:12]} and never was "
+            f"corpus {self.path}: its fingerprint is {self.manifest['fingerprint'][:12]} and was never "
             f"{self.fingerprint[:12]}; give the corpus that the run was started with"
         )
 
 
 class Part:
-    """A part of a corpus: documents of their own. Arrays are mapped when first read. Pickles as corpus and index.
+    """A part of a corpus: whole documents. Arrays are mapped when they are first read. Pickles as corpus and index.
 
     Attributes: `corpus`, `index`, `sizes` ({split: {documents, sentences, tokens}}), `entry` (of the manifest).
     """
@@ -211,30 +211,30 @@ class Part:
         self.corpus, self.index, self.entry, self.sizes = corpus, index, entry, entry.splits
         self._arrays = {}
         self._windows = {}
-        self._numbers = {}  # by field: of each value of the part, in the corpus
+        self._numbers = {}  # field -> the corpus's number of each value of the part
 
     def __reduce__(self):
         return _part, (self.corpus, self.index)
 
     def documents(self, split: str) -> np.ndarray:
-        """int64 [documents + 1]: the sentence index where each document starts, then the number of
-        sentences. Like all that is read once, to plan, its map is closed with the last reference to it."""
+        """Return int64 [documents + 1]: the sentence index where each document starts, then the number of sentences.
+        Its map is closed with the last reference to it, as of all arrays that are read once, to plan."""
         return self._load(split, "documents")
 
     def sentences(self, split: str) -> np.ndarray:
-        """int64 [sentences + 1]: the token offset where each sentence starts, then the number of tokens."""
+        """Return int64 [sentences + 1]: the token offset where each sentence starts, then the number of tokens."""
         return self._load(split, "sentences")
 
     def lengths(self, split: str) -> np.ndarray:
-        """int64 [documents]: tokens per document."""
+        """Return int64 [documents]: tokens per document."""
         return np.diff(self.sentences(split)[self.documents(split)])
 
     def token_counts(self) -> np.ndarray:
-        """int64 [vocab]: how often each token occurs in the train split."""
+        """Return int64 [vocab]: how often each token occurs in the train split."""
         return self._load("train", "token_counts")
 
     def column(self, split: str, field: str) -> np.ndarray:
-        """The values of a field by document or sentence: [documents or sentences, ...]; of texts, str."""
+        """Return the values of a field by document or sentence: [documents or sentences, ...]; texts as str."""
         found = self._load(split, field)
         if self.corpus.fields[field].kept == TEXT:
             data, places = found.tobytes(), self._load(split, f"{field}.starts").tolist()
@@ -242,11 +242,11 @@ class Part:
         return self._of_all_parts(field, found)
 
     def read(self, split: str, field: str, starts: np.ndarray, length: int) -> np.ndarray:
-        """`length` consecutive values of a field by token from each start, or of each of these tokens the value of its
-        sentence or document: [n, length, ...].
+        """Return `length` consecutive values of a field by token from each start; of a field by sentence or document,
+        the value for each of these tokens: [n, length, ...].
 
-        starts: int64 [n], token offsets; one may lie before 0 or reach past the end. Values outside the split
-        are whatever is cheap to fill in, never an error: the caller covers them with padding.
+        starts: int64 [n], token offsets; a stretch may begin before 0 or reach past the end. Values outside the split
+        are arbitrary, never an error: the caller covers them with padding.
         """
         kept, per = self.corpus.fields[field].kept, self.corpus.fields[field].per
         if per != "token":
@@ -278,7 +278,7 @@ class Part:
         return self._of_all_parts(field, rows)
 
     def array(self, split: str, name: str) -> np.ndarray:
-        """One of the part's files, mapped."""
+        """Return one of the part's files, mapped."""
         key = split, name
         array = self._arrays.get(key)  # another thread may be closing it
         if array is None:
@@ -291,18 +291,18 @@ class Part:
             return self.corpus.load(path)
 
     def file(self, name: str) -> AbstractContextManager[Path]:
-        """The local path of a file of the part, as a context in which it stays."""
+        """Yield the local path of one of the part's files, which stays during the context."""
         copy = self.corpus.copy
         return copy.file(self.index, name) if copy else nullcontext(self.corpus.path / self.entry.path / name)
 
     def close(self, split: str) -> None:
-        """Close the maps of a split; what is read again is mapped again."""
+        """Close the maps of a split. An array that is read again is mapped again."""
         for kept in (self._arrays, self._windows):
             for key in [key for key in list(kept) if key[0] == split]:
                 kept.pop(key, None)
 
     def _of_all_parts(self, field: str, numbers: np.ndarray) -> np.ndarray:
-        """The part's own numbers of a field's values as the corpus numbers them."""
+        """Translate the part's own numbers of a field's values to the corpus's numbers."""
         values = self.corpus.fields[field].values
         if values is None:
             return numbers
@@ -315,7 +315,7 @@ class Part:
 
 
 def _allow_files(number: int) -> None:
-    """Let this process have so many files open, as far as it may: the usual limit of 1,024 is not for many maps."""
+    """Let this process open so many files, as far as it may: the usual limit of 1,024 is too low for many maps."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = number if hard == resource.RLIM_INFINITY else min(number, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -327,14 +327,15 @@ def _part(corpus: Corpus, index: int) -> Part:
 
 
 def named(text: str) -> dict[str, str]:
-    """{name: path}, in the order given; {"": path} for a single path without a name. UserError for another form."""
+    """Return {name: path}, in the order given; {"": path} for a single path without a name. Raises UserError for
+    another form."""
     if not NAMED.match(text):
         return {"": text}
     found = {}
     for entry in text.split(","):
         form = NAMED.fullmatch(entry)
         if not form or not form[2]:
-            raise UserError(f"--corpus {text}: {entry!r} is no NAME=PATH; give one path, or en=DIR,zh=DIR")
+            raise UserError(f"--corpus {text}: {entry!r} is not NAME=PATH; give one path, or en=DIR,zh=DIR")
         if form[1] in found:
             raise UserError(f"--corpus {text}: {form[1]} is given twice; give each corpus a name of its own")
         found[form[1]] = form[2]
@@ -342,13 +343,13 @@ def named(text: str) -> dict[str, str]:
 
 
 def written(paths: dict[str, str]) -> str:
-    """What `named` reads so."""
+    """Return the text that `named` parses into these paths."""
     return ",".join(f"{name}={path}" if name else path for name, path in paths.items())
 
 
 def open_corpora(text: str, states: Mapping[str, str]) -> dict[str, Corpus]:
-    """The corpora that `--corpus` names; states: of some the fingerprint that it is opened with, if it ever had that
-    one. UserError where one is none, and unless `check_alike`."""
+    """Open the corpora that `--corpus` names. states: name -> the fingerprint to open a corpus with, if it ever had it.
+    Raises UserError for a path that is not a corpus, and as `check_alike` does."""
     opened = {name: Corpus(path) for name, path in named(text).items()}
     for name, corpus in opened.items():
         if states.get(name) in [state["fingerprint"] for state in corpus.manifest.get("history", [])]:
@@ -358,21 +359,20 @@ def open_corpora(text: str, states: Mapping[str, str]) -> dict[str, Corpus]:
 
 
 def check_alike(corpora: Mapping[str, Corpus]) -> None:
-    """Raises UserError unless all corpora have one set of special tokens and, as far as it decides tokens, one
-    tokenizer."""
-    (first, one), *others = corpora.items()
+    """Raise UserError unless all corpora have the same special tokens and tokenizers that give the same tokens."""
+    (first, reference), *others = corpora.items()
     for name, other in others:
-        ours, theirs = _meaning(one), _meaning(other)
-        if differing := [what for what in ours if ours[what] != theirs[what]]:
+        wanted, found = _meaning(reference), _meaning(other)
+        if differing := [what for what in wanted if wanted[what] != found[what]]:
             raise UserError(
-                f"--corpus {first}={one.source},{name}={other.source}: {name} has other {differing[0]} than {first}; "
-                "prepare all corpora with one tokenizer, --tokenizer with the first one's tokenizer/ folder, and with "
+                f"--corpus {first}={reference.source},{name}={other.source}: {name} has other {differing[0]} than "
+                f"{first}; prepare all corpora with one tokenizer, --tokenizer with the first one's tokenizer/ folder, and with "
                 "the same codes"
             )
 
 
 def _meaning(corpus: Corpus) -> dict[str, Any]:
-    """What decides which tokens a text has, and what they mean."""
+    """Return what decides which tokens a text has, and what they mean."""
     file = corpus.tokenizer_path / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(file)) if file.exists() else None
     written = json.loads(tokenizer.to_str()) if tokenizer else {}
@@ -387,24 +387,24 @@ def _meaning(corpus: Corpus) -> dict[str, Any]:
 
 
 class Checks:
-    """Whether what is read of a corpus is what `prepare` wrote: hashes the files that are read, each once, in turn, in
-    a thread of its own. Safe from several threads.
+    """Check that the files that are read are what `prepare` wrote: a thread hashes each file once, one after the other.
+    Safe from several threads.
 
-    check: of a file; raises UserError where it is damaged, FileNotFoundError where it has been dropped since, which is
-        checked when it is read again. None, as when pickled: files are only noted, for another process to check.
+    check: of a file; raises UserError if it is damaged, FileNotFoundError if it has been dropped since, and then it is
+    checked when it is read again. None, also after pickling: files are only noted, for another process to check.
     """
 
     def __init__(self, check: Callable[[int, str], None] | None):
         self._check, self._changed = check, threading.Condition()
         self._seen: set[Key] = set()
-        self._waiting: dict[Key, None] = {}  # in the order in which they were first read
+        self._waiting: dict[Key, None] = {}  # ordered by first read
         self._thread, self._fault = None, None
 
     def __reduce__(self):
         return Checks, (None,)
 
     def add(self, *files: Key) -> None:
-        """These files are read."""
+        """Note that these files are read."""
         if self._seen.issuperset(files):
             return
         with self._changed:
@@ -415,7 +415,7 @@ class Checks:
                 self._thread.start()
 
     def take(self) -> list[Key]:
-        """The files that were noted and not yet taken; none where this process checks them."""
+        """Return the files that were noted and not yet taken; [] if this process checks them."""
         if self._check:
             return []
         with self._changed:
@@ -423,12 +423,13 @@ class Checks:
         return taken
 
     def raise_fault(self) -> None:
-        """Raises what was found so far."""
+        """Raise the error that was found, if any."""
         if self._fault:
             raise self._fault
 
     def wait(self, split: str = "", seconds: float | None = None) -> None:
-        """Wait until all files (of a split) that were read are checked, for `seconds` at most; raises what is found."""
+        """Wait until all files (of a split) that were read are checked, for at most `seconds`. Raises the error that
+        was found."""
         with self._changed:
 
             def left():
@@ -460,8 +461,8 @@ class Checks:
 
 @contextmanager
 def sound(corpora: Iterable, split: str = "") -> Iterator[None]:
-    """As the context ends, UserError if a file (of a split) that was read in it is damaged, also in place of an error
-    that the damage has led to."""
+    """At the end of the context, raise UserError if a file (of a split) that was read in it is damaged, even in place
+    of an error that the damage has led to."""
     wait = lambda seconds: [corpus.checks.wait(split, seconds) for corpus in corpora]
     try:
         yield

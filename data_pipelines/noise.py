@@ -1,12 +1,12 @@
-"""Random numbers by counter: each is a hash of (seed, epoch, example, counter), so no generator is carried along.
+"""Random numbers by counter: each is a hash of (seed, epoch, example, counter), so no generator carries state.
 
-A key absorbs its numbers through SplitMix64's finaliser (Steele, Lea and Flood 2014, with the constants of
-Stafford's variant 13). The key's halves then steer a 32-bit mixer over the counters: the multiply-xorshift of
-Wellons' hash-prospector search ("lowbias32": shifts 16, 15, 16), the low half added before the first round, the
-high half xored in between the two, so that two rows share a sequence only if all 64 bits of their keys agree.
+A key absorbs its numbers through SplitMix64's finaliser (Steele, Lea and Flood 2014, with the constants of Stafford's
+variant 13). The key's halves then steer a 32-bit mixer over the counters: the multiply-xorshift of Wellons'
+hash-prospector search ("lowbias32": shifts 16, 15, 16), with the low half added before the first round and the high
+half xored in between the two. So two rows share a sequence only if all 64 bits of their keys agree.
 
-Different uses of one key take different streams: disjoint ranges of the counter, which a layout numbers. Other kinds
-of keys have a name among their numbers.
+Different uses of one key take different streams: disjoint ranges of the counter, which a layout numbers. Keys for other
+purposes have a name among their numbers.
 """
 
 import functools
@@ -42,12 +42,12 @@ def _mix64(x):
 
 
 def counters(stream: int, count: int) -> np.ndarray:
-    """uint32 [count]: the first counters of one of the streams, 0 .. 255, that a layout draws with one key."""
+    """Return the first `count` counters of a stream, 0 .. 255, of a key: uint32 [count]."""
     return np.arange(stream * STREAM, stream * STREAM + count, dtype=np.uint32)
 
 
 def bits(keys: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """32 random bits for each counter under its key: uint32.
+    """Return 32 random bits for each counter under its key: uint32.
 
     keys: an int, for counters uint32 [n], or uint64 [n], for counters uint32 [m] or [n, m]: then [n, m].
     """
@@ -69,12 +69,13 @@ def bits(keys: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
 
 
 def each(keys: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """32 random bits for each counter (uint32 [n]) under one key, or under its own (uint64 [n]): uint32 [n]."""
+    """Return 32 random bits for each counter (uint32 [n]), under one key or under one key each (uint64 [n]): uint32
+    [n]."""
     return bits(keys, counters) if isinstance(keys, int) else bits(keys, counters[:, None])[:, 0]
 
 
 def below(bits: np.ndarray, bound: int | np.ndarray) -> np.ndarray:
-    """Whole numbers uniform in 0 .. bound - 1, int64, from uint32 bits (Lemire 2019, without rejection).
+    """Return whole numbers uniform in 0 .. bound - 1, int64, from uint32 bits (Lemire 2019, without rejection).
 
     bound: integer or int64 array, at least 1 and at most 2**31; the bias is at most bound / 2**32.
     """

@@ -1,12 +1,12 @@
-"""In which order examples come: computed by index from (seed, epoch) alone, with no buffer and no state.
+"""The order of examples, computed by index from (seed, epoch) alone, with no buffer and no state.
 
-An epoch puts the parts of a corpus in an order of its own and cuts them, one after the other, in equal stretches, one
-for each lane of the batch. A lane walks through its stretch in windows of a few parts, inside which every example is
-shuffled with every other. So a host, which has some lanes, needs only their parts, a window at a time; and what a batch
-holds depends on the lanes, which are the recipe's, not on hosts. With one lane and one window it is a global shuffle.
+Each epoch permutes the parts of a corpus and cuts them, end to end, into equal stretches, one for each lane of the
+batch. A lane walks through its stretch in windows of a few parts, inside which all examples are shuffled. So a host,
+which has some of the lanes, needs only their parts, a window at a time. The lanes belong to the recipe, so a batch does
+not depend on the number of hosts. With one lane and one window the shuffle is global.
 
-Grain's `index_shuffle` does the same for one index per call, at 3.6 us; 32 rows of 128 tokens are due in 200 us,
-so this one permutes all indices of a batch at once.
+Grain's `index_shuffle` does the same for one index per call, at 3.6 us; 32 rows of 128 tokens are due in 200 us, so
+this module permutes all indices of a batch at once.
 """
 
 import functools
@@ -20,8 +20,8 @@ import numpy as np
 from data_pipelines import noise
 from data_pipelines.errors import UserError
 
-# Four random rounds make a Feistel network with large halves a random permutation (Luby and Rackoff 1988); with halves
-# of 100 values a test tells it from one, after six rounds no more
+# Four random rounds make a Feistel network with large halves a random permutation (Luby and Rackoff 1988). With halves
+# of 100 values a test can still tell the two apart, but not after six rounds
 ROUNDS = 6
 
 
@@ -29,11 +29,11 @@ ROUNDS = 6
 class Order:
     """How the parts of a corpus are dealt to a batch. Raises UserError for numbers out of range.
 
-    A host plans and maps lanes x window parts, of its own lanes, and keeps a copy of as many that are next; with few
-    hosts many lanes cost memory and disk, and give nothing.
+    A host plans and maps lanes x window parts for its own lanes, and keeps copies of as many that come next. With few
+    hosts, many lanes cost memory and disk and gain nothing.
     """
 
-    lanes: int = 1  # equal shares of the batch's rows that read parts of their own; as many hosts need not read all
+    lanes: int = 1  # equal shares of a batch's rows, each of which reads its own parts, so that hosts share the parts
     window: int = 4  # parts that a lane shuffles together
 
     def __post_init__(self):
@@ -42,7 +42,7 @@ class Order:
                 raise UserError(f"order.{name}={getattr(self, name)}: must be at least 1 and below 2**31")
 
     def check(self, name: str, batch_size: int) -> None:
-        """Raises UserError where the lanes do not divide a batch, whose size has this name."""
+        """Raise UserError if the lanes do not divide the batch size that the setting `name` gives."""
         if batch_size % self.lanes:
             raise UserError(
                 f"{name}={batch_size} is not a multiple of order.lanes={self.lanes}: every lane has equally many rows; "
@@ -54,8 +54,9 @@ ONE_LANE = Order()
 
 
 class Window(NamedTuple):
-    """What a lane shuffles together. parts: int64 [pieces], ascending; of each the units begins .. ends - 1, int64.
-    start, size: units of the lane before it, and its own. key: the permutation's seed."""
+    """Pieces of parts that a lane shuffles together. parts: int64 [pieces], ascending; a piece has the units begins ..
+    ends - 1 of its part, int64 [pieces] each. start: units of the lane before this window. size: its own units. key:
+    the permutation's seed."""
 
     parts: np.ndarray
     begins: np.ndarray
@@ -66,15 +67,15 @@ class Window(NamedTuple):
 
 
 def stretch(total: int, lane: int, lanes: int) -> tuple[int, int]:
-    """Where a lane's share of an epoch's units begins and ends."""
+    """Return where a lane's share of an epoch's units begins and ends."""
     return lane * total // lanes, (lane + 1) * total // lanes
 
 
 def deal(seed: int, epoch: int, sizes: np.ndarray, order: Order, lane: int) -> list[Window]:
-    """An epoch's windows of a lane, in which it walks through its units.
+    """Return a lane's windows of an epoch, in the order in which it walks through them.
 
-    sizes: int64 [parts], the units (examples, or tokens of a stream) of each. A part in which one lane's stretch ends
-    and the next one's begins is in windows of both.
+    sizes: int64 [parts], the units (examples, or tokens of a stream) of each part. A part in which one lane's stretch
+    ends and the next one begins is in windows of both.
     """
     parts = permute(noise.key(seed, "parts"), epoch, len(sizes), np.arange(len(sizes)))
     ends = np.cumsum(sizes[parts])
@@ -93,17 +94,17 @@ def deal(seed: int, epoch: int, sizes: np.ndarray, order: Order, lane: int) -> l
 
 
 def distinct(numbers: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """The different ones of whole numbers (int64 [n]) that are close to each other, ascending, and which each is:
-    int64 [n]. `np.unique` would sort them."""
+    """Return the distinct values among whole numbers (int64 [n]) that lie close together, ascending, and the index
+    there of each number: int64 [n]. `np.unique` would sort the numbers."""
     lowest = numbers.min() if len(numbers) else 0
     present = np.bincount(numbers - lowest) > 0
     return (np.flatnonzero(present) + lowest).tolist(), (np.cumsum(present) - 1)[numbers - lowest]
 
 
 def permute(seed: int, epoch: int, number: int, positions: np.ndarray) -> np.ndarray:
-    """Where a (seed, epoch)'s permutation of 0 .. number - 1 sends positions: int64 [n] to int64 [n].
+    """Map positions by the permutation of 0 .. number - 1 that (seed, epoch) gives: int64 [n] to int64 [n].
 
-    A Feistel network over a * b >= number, a and b near the square root, walked until the value falls below
+    A Feistel network over a * b >= number, with a and b near the square root, is applied until the value falls below
     number (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", methods 2 and 3 together).
     """
     *keys, a, b = _network(seed, epoch, number)
@@ -114,8 +115,8 @@ def permute(seed: int, epoch: int, number: int, positions: np.ndarray) -> np.nda
 
 
 def permute_each(networks: Sequence[tuple[int, int, int]], which: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """`permute` for positions (int64 [n]) of several permutations (seed, epoch, number), each of the one that `which`
-    (int64 [n]) says: int64 [n]."""
+    """Like `permute`, with several permutations (seed, epoch, number): `which` (int64 [n]) says which one each position
+    (int64 [n]) uses. Returns int64 [n]."""
     if len(networks) == 1:
         return permute(*networks[0], positions)
     keys = np.array([_network(*network)[:ROUNDS] for network in networks], np.uint64)
@@ -123,25 +124,25 @@ def permute_each(networks: Sequence[tuple[int, int, int]], which: np.ndarray, po
     number = np.array([number for _, _, number in networks])
     values, left = np.array(positions), np.arange(len(positions))
     while len(left):
-        of = which[left]
-        values[left] = _feistel(keys[of].T, a[of], b[of], values[left])
-        left = left[values[left] >= number[of]]
+        network = which[left]
+        values[left] = _feistel(keys[network].T, a[network], b[network], values[left])
+        left = left[values[left] >= number[network]]
     return values
 
 
 @functools.lru_cache(4096)
 def _network(seed: int, epoch: int, number: int) -> tuple[int, ...]:
-    """The keys of the rounds, and the sizes a and b of the halves."""
+    """Return the keys of the rounds, and the sizes a and b of the halves."""
     a = isqrt(max(number - 1, 0)) + 1
-    # -1 - round: no example has such a number, so no row shares its key with a round
+    # No example has a negative number, so no row shares its key with a round
     return *(noise.key(seed, epoch, -1 - index) for index in range(ROUNDS)), a, -(-number // a)
 
 
 def _feistel(round_keys, a, b, values):
-    """A permutation of 0 .. a * b - 1 (a and b below 2**31), int64 [n] to int64 [n]; keys, a and b one or [n] each."""
+    """Permute 0 .. a * b - 1 (a and b below 2**31): int64 [n] to int64 [n]. Keys, a and b: one for all, or [n] each."""
     right, left = np.divmod(values, a)
     for index, key in enumerate(round_keys):
-        # The round function may be any: only the sum modulo the half's size has to be invertible
+        # Any round function will do: only the sum modulo the half's size must be invertible
         drawn = noise.each(key, right.astype(np.uint32))
         left, right = right, (left + drawn) % (b if index % 2 else a)
     return left + a * right

@@ -147,10 +147,10 @@ def test_a_path_or_names_with_paths(text, paths):
     ("text", "said"),
     [
         ("en=a,en=b", "en is given twice"),
-        ("en=a,b", "'b' is no NAME=PATH"),
-        ("en=a,", "'' is no NAME=PATH"),
-        ("en=", "'en=' is no NAME=PATH"),
-        ("en=a,=b", "'=b' is no NAME=PATH"),
+        ("en=a,b", "'b' is not NAME=PATH"),
+        ("en=a,", "'' is not NAME=PATH"),
+        ("en=", "'en=' is not NAME=PATH"),
+        ("en=a,=b", "'=b' is not NAME=PATH"),
     ],
 )
 def test_another_form_is_an_error_that_shows_it(text, said):

@@ -178,7 +178,7 @@ def test_parts_that_are_added_make_another_corpus_and_the_one_before_can_be_open
     again.verify()
     part = pickle.loads(pickle.dumps(again.parts[0]))  # as it goes to a worker
     assert part.lengths("train").tolist() == [3] and len(part.corpus.parts) == 1
-    with pytest.raises(UserError, match="and never was 000000000000; give the corpus that the run was started with"):
+    with pytest.raises(UserError, match="and was never 000000000000; give the corpus that the run was started with"):
         Corpus(tmp_path / "c", "0" * 64)
 
 
