@@ -202,7 +202,7 @@ class Corpus:
 
 
 class Part:
-    """A part of a corpus: whole documents. Arrays are mapped when they are first read. Pickles as corpus and index.
+    """A part of a corpus, of whole documents. Arrays are mapped when they are first read. Pickles as corpus and index.
 
     Attributes: `corpus`, `index`, `sizes` ({split: {documents, sentences, tokens}}), `entry` (of the manifest).
     """
@@ -366,8 +366,8 @@ def check_alike(corpora: Mapping[str, Corpus]) -> None:
         if differing := [what for what in wanted if wanted[what] != found[what]]:
             raise UserError(
                 f"--corpus {first}={reference.source},{name}={other.source}: {name} has other {differing[0]} than "
-                f"{first}; prepare all corpora with one tokenizer, --tokenizer with the first one's tokenizer/ folder, and with "
-                "the same codes"
+                f"{first}; prepare all corpora with one tokenizer, --tokenizer with the first one's tokenizer/ folder, "
+                "and with the same codes"
             )
 
 

@@ -1,8 +1,8 @@
-"""Plan rows by index: where each example begins, worked out once from the sentences' offsets.
+"""Plan rows by index: find where each example begins, once, from the sentences' offsets.
 
-Both layouts fill a row with whole sentences, so from every sentence there is one next: the sentence with
-which a row beginning here would hand over. These pointers are computed for all sentences at once and then
-followed from the first. Memory while planning: about 50 bytes per sentence.
+The layouts fill rows with whole sentences, so each sentence points to one other: the first sentence after a row that
+begins here. These pointers are computed for all sentences at once and then followed from the first sentence. Memory
+while planning: about 50 bytes per sentence.
 """
 
 from array import array
@@ -11,14 +11,15 @@ import numpy as np
 
 
 def ranks(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of so many things each (int64 [n]), laid end to end: which one a thing is of, and its rank 0, 1, .. there."""
+    """Lay groups of these sizes (int64 [n]) end to end. Returns, for each item, its group and its rank 0, 1, .. in the
+    group."""
     which = np.repeat(np.arange(len(counts)), counts)
     return which, np.arange(len(which)) - (np.cumsum(counts) - counts)[which]
 
 
 def units(sentences: np.ndarray, longest: int, piece: int) -> np.ndarray:
-    """Sentence offsets (int64 [sentences + 1]) with sentences of more than `longest` tokens cut every `piece`
-    tokens, and without empty ones: int64 [units + 1], ending with the total."""
+    """Cut sentences of more than `longest` tokens every `piece` tokens and drop empty ones. sentences: offsets, int64
+    [sentences + 1]. Returns offsets int64 [units + 1], the last of which is the total."""
     offsets = sentences[np.flatnonzero(np.diff(sentences, prepend=-1))]
     lengths = np.diff(offsets)
     parts = np.where(lengths > longest, -(-lengths // piece), 1)
@@ -27,15 +28,15 @@ def units(sentences: np.ndarray, longest: int, piece: int) -> np.ndarray:
 
 
 def document_starts(part, split: str) -> np.ndarray:
-    """Token offsets at which a part's documents begin, without empty ones, then the total: int64 [documents + 1]."""
+    """Return the token offsets at which a part's nonempty documents begin, then the total: int64 [documents + 1]."""
     offsets = part.sentences(split)[part.documents(split)]
     return offsets[np.flatnonzero(np.diff(offsets, prepend=-1))]
 
 
 def follow(following: np.ndarray) -> np.ndarray:
-    """0, following[0], following[following[0]], ... up to and with len(following).
+    """Return 0, following[0], following[following[0]], ... up to and with len(following): int64.
 
-    following: int64 [units], each above its own index. Returns int64.
+    following: int64 [units], each above its own index.
     """
     count = len(following)
     following = memoryview(following)  # indexing it is several times faster than indexing an array

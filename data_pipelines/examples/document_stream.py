@@ -1,4 +1,4 @@
-"""The documents of some parts as one long stream, in an order of its own every epoch, read at any place by index."""
+"""The documents of some parts as one long stream, in a new order every epoch, which is read at any place by index."""
 
 from collections.abc import Sequence
 
@@ -13,19 +13,20 @@ from data_pipelines.order import permute
 from data_pipelines.tokenizers.made import text_end
 from data_pipelines.tokenizers.prefixes import role_of
 
-OLD_CODES = "codes"  # the field of control codes, by sentence, before there were values of documents
+OLD_CODES = "codes"  # in older corpora, the field of control codes, by sentence
 
 
 class DocumentStream:
-    """The documents of some pieces of parts, each followed by its `end_token`, in the order of a (key, epoch).
+    """The documents of some pieces of parts, each followed by the `end_token`, in the order of a (key, epoch).
 
-    A document that a piece begins or ends inside of is cut there. longest: a longer sentence counts as several; None
-    where sentences are not asked for, then a document counts as one. first: what the first document's number is.
-    prefixes: int32 [documents], a token that stands before each; then the one piece is a whole part.
-    total: tokens of the stream, end tokens included.   sentences: int64 [sentences + 1], where they begin in it, then
-    the total.   prefixes: as given, in the order.
+    A document is cut where a piece begins or ends inside it. longest: longer sentences count as several; None if
+    sentences are not needed, then a document counts as one. first: the number of the first document. prefixes: int32
+    [documents], a token to put before each document; requires a single piece that is a whole part.
 
-    Memory: 19 bytes per document, with sentences 8 more and 8 per sentence.
+    Attributes: `total` (tokens of the stream, end tokens included), `sentences` (int64 [sentences + 1], where sentences
+    begin in the stream, then the total), `prefixes` (as given, in the stream's order).
+
+    Memory: 19 bytes per document; with sentences 8 more, and 8 per sentence.
     """
 
     def __init__(
@@ -47,19 +48,20 @@ class DocumentStream:
         starts, sizes, ended = (np.concatenate(arrays)[order] for arrays in zip(*found, strict=True))
         self._part, self._offsets, self._ended = part[order].astype(np.uint16), starts, ended
         self.prefixes = None if prefixes is None else prefixes[order]
-        # Where each begins in the stream, then the total
+        # Where each document begins in the stream, then the total
         self._starts = np.append(0, np.cumsum(sizes + (prefixes is not None)))
         self.total = int(self._starts[-1])
         if longest:
             self._count_sentences(longest)
 
     def read(self, start: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Stretches of the stream, one after the other: tokens int32 [sum of sizes], and the place in the order of
-        each one's document, int64. start, size: int64 [stretches], within the stream, of at least one token."""
+        """Read stretches of the stream. Returns, one stretch after the other, tokens int32 [sum of sizes], and for each
+        token its document's place in the order, int64. start, size: int64 [stretches], within the stream, at least one
+        token each."""
         starts, end = self._starts, start + size
         first = np.searchsorted(starts, start, "right") - 1
         count = np.searchsorted(starts, end, "left") - first
-        stretch, rank = chunks.ranks(count)  # of each run: a document's part of a stretch
+        stretch, rank = chunks.ranks(count)  # of each run, a document's share of a stretch
         place = first[stretch] + rank
         begins = np.maximum(starts[place], start[stretch])
         ends = np.minimum(starts[place + 1], end[stretch])
@@ -74,8 +76,9 @@ class DocumentStream:
         return tokens, np.repeat(place, lengths)
 
     def rows(self, example: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """The stream cut every `length` tokens: those of examples (int64 [n]) and the one after them, 0 behind the end,
-        and the place of each one's document, -1 there: int32 and int64 [n, length + 1]."""
+        """Cut the stream every `length` tokens. Returns, for examples (int64 [n]), their tokens and the one after them
+        (0 past the end), int32 [n, length + 1], and each token's document's place in the order (-1 past the end), int64
+        [n, length + 1]."""
         start = example * length
         size = np.minimum(length + 1, self.total - start)
         there = np.arange(length + 1) < size[:, None]
@@ -84,11 +87,11 @@ class DocumentStream:
         return tokens, place
 
     def begins(self, at: np.ndarray) -> np.ndarray:
-        """Whether a document begins at places (int64 [n], below the total) of the stream: bool [n]."""
+        """Return whether a document begins at places (int64 [n], below the total) of the stream: bool [n]."""
         return self._starts[np.searchsorted(self._starts, at, "right") - 1] == at
 
     def _tokens(self, place, offsets, lengths, after):
-        """The tokens of runs, each from an offset on in the part of its document, one after the other: int32."""
+        """Return the tokens of runs, each from an offset in the part of its document, one after the other: int32."""
         index = np.arange(after[-1]) + np.repeat(offsets - after + lengths, lengths)
         if len(self._parts) == 1:
             return self._parts[0].read(self.split, "tokens", index, 1)[:, 0].astype(np.int32)
@@ -108,7 +111,7 @@ class DocumentStream:
             mine = self._part == part
             begin = self._offsets[mine]
             first[mine] = np.searchsorted(of_part, begin, "right")
-            # One begins with the document, or with what is left of it
+            # A sentence begins with the document, or with what is left of it
             found[mine] = np.maximum(np.searchsorted(of_part, begin + sizes[mine]) - first[mine] + 1, 1)
         document, rank = chunks.ranks(found)
         places = np.repeat(self._starts[:-1], found)
@@ -121,11 +124,11 @@ class DocumentStream:
 
 
 def _documents(piece, split):
-    """Of the documents in a piece: where each begins in the part's tokens, its size with an end token, and whether
-    that is in the piece. int64, int64 and bool [documents]."""
+    """Return, for the documents in a piece, where each begins in the part's tokens, its size with its end token, and
+    whether the piece has that token: int64, int64 and bool [documents]."""
     part = piece.part
     offsets = chunks.document_starts(part, split)
-    starts = offsets + np.arange(len(offsets))  # with end tokens
+    starts = offsets + np.arange(len(offsets))  # counting end tokens
     first = np.searchsorted(starts, piece.begin, "right") - 1
     last = np.searchsorted(starts, piece.end, "left")
     begins = np.maximum(starts[first:last], piece.begin)
@@ -134,8 +137,8 @@ def _documents(piece, split):
 
 
 def prefix_tokens(part, split: str) -> np.ndarray | None:
-    """The token of the value that stands before each document of a part: int32 [documents]; None where the corpus has
-    no such value."""
+    """Return the token of the value that stands before each document of a part: int32 [documents]; None if the corpus
+    has no such value."""
     corpus = part.corpus
     name = prefix_field(corpus)
     if name is None:
@@ -147,23 +150,23 @@ def prefix_tokens(part, split: str) -> np.ndarray | None:
 
 
 def prefix_field(corpus: Corpus) -> str | None:
-    """The name of the value that stands before each document; None where the corpus has no such value."""
+    """Return the name of the value that stands before each document; None if the corpus has no such value."""
     return next((name for name, field in corpus.fields.items() if field.prefix or name == OLD_CODES), None)
 
 
 def end_token(corpus: Corpus) -> int:
-    """The token that ends a document: the special token 'eod', or 'sep' without one. UserError for neither."""
+    """Return the token that ends a document: the special token 'eod', else 'sep'. Raises UserError if there is
+    neither."""
     if (end := text_end(corpus.special)) is not None:
         return end
     raise UserError(
-        f"corpus {corpus.path} has no eod or sep token, one of which has to end documents; "
-        "prepare it with --end-of-text, which adds one"
+        f"corpus {corpus.path} has no eod or sep token to end documents; prepare it with --end-of-text, which adds one"
     )
 
 
 def counts_with_ends(corpus: Corpus, more: Sequence[int] = (), codes: bool = False) -> np.ndarray:
-    """f64[vocab]: how often each token stands in the train split, with the tokens that end its documents, `more` that
-    each document has once, and its control codes, which no corpus holds."""
+    """Return how often each token stands in the train split, f64 [vocab], counting tokens that the corpus does not
+    store: the end token and each token of `more` once per document and, with `codes`, the control codes."""
     counts = corpus.token_counts().astype(np.float64)
     for token in (end_token(corpus), *more):
         counts[token] += corpus.size("train")["documents"]

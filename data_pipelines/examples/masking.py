@@ -1,15 +1,14 @@
-"""Masking for masked language modelling (Devlin et al. 2019, section 3.1, task 1), a whole batch at
-once.
+"""Masking for masked language modelling (Devlin et al. 2019, section 3.1, task 1), a whole batch at once.
 
-In every row exactly k = max(1, round(rate * maskable tokens)) tokens are chosen, by token, by unit (whole words, or
-what another field of the corpus says the beginnings of) or by n-grams of units; of the chosen a fraction becomes
-[MASK], a fraction a random token, and the rest stays. ELECTRA's generator uses mask 0.85 and random 0 (Clark et al.
-2020, appendix A).
+In every row exactly k = max(1, round(rate * maskable tokens)) tokens are chosen: single tokens, units (whole words, or
+spans that begin where another field of the corpus says) or n-grams of units. Of the chosen tokens a share becomes
+[MASK], a share becomes a random token, and the rest stays. ELECTRA's generator uses mask 0.85 and random 0 (Clark et
+al. 2020, appendix A).
 
 For n-grams (ALBERT, Lan et al. 2019, section 4.1) a row's words are cut into runs, each of n words with n drawn by
-`Masking.ngrams`, which end early at special tokens. Then runs are chosen as words are: in random order, each while it
-fits in what is left of k. So every word is as likely as any other and n has the asked distribution, but for the last
-few tokens of k, which only short runs fit. Where none fits fewer than k are chosen.
+`Masking.ngrams`; runs end early at special tokens. Then runs are chosen as words are: in random order, each if it fits
+in what is left of k. So all words are equally likely, and n has the requested distribution, except for the last few
+tokens of k, which only short runs fit. If none fits, fewer than k are chosen.
 """
 
 from collections.abc import Callable
@@ -24,24 +23,24 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import Feature, RowLayout
 
-# Streams of a row's draws: other numbers make other rows. `SEGMENTS` is of pairs; a layout may have more, from 4 on
+# Streams of a row's draws: changing a number changes the rows. `SEGMENTS` is for pairs; layouts may add more, from 4 on
 TOKENS, FATE, SEGMENTS, SIZES = range(4)
-TOKEN = "token"  # the unit where each token is one
-SHORT = 512  # tokens of rows whose order fits 32 bits: 23 of a hash, 9 of the position
+TOKEN = "token"  # the unit for which each token is a unit
+SHORT = 512  # longest rows whose order fits 32 bits: 23 of a hash, 9 of the position
 
 
 @dataclass(frozen=True)
 class Masking:
-    """Which tokens are predicted. Raises UserError for shares or weights that are none."""
+    """Which tokens are predicted. Raises UserError for invalid shares or weights."""
 
-    rate: float = 0.15  # share of the tokens that is predicted
-    mask: float = 0.8  # share of those that become [MASK]
-    random: float = 0.1  # share of those that become a random token
+    rate: float = 0.15  # share of the tokens to predict
+    mask: float = 0.8  # share of the predicted tokens that become [MASK]
+    random: float = 0.1  # share of the predicted tokens that become a random token
     unit: str = TOKEN
-    """What is chosen whole: `token`, or the field of the corpus that says where units begin, as `word_starts`; then
-    fewer tokens may be chosen where no unit left is small enough."""
-    ngrams: tuple[float, ...] = ()  # weights of n = 1, 2, ..: choose n consecutive units at a time; none: single ones
-    copies: int = 0  # static: fixed noise of so many copies of each row, which epochs take in turn; 0: always anew
+    """What is chosen as a whole: `token`, or a field of the corpus that marks where units begin, such as `word_starts`;
+    then fewer tokens may be chosen, if no remaining unit is small enough."""
+    ngrams: tuple[float, ...] = ()  # weights of n = 1, 2, ..: choose n consecutive units at a time; none: one unit
+    copies: int = 0  # static masking: fixed copies of each row that epochs use in turn; 0: new in each epoch
 
     def __post_init__(self):
         if not 0 < self.rate <= 1:
@@ -58,13 +57,11 @@ class Masking:
             )
         if self.ngrams and self.unit == TOKEN:
             raise UserError(
-                f"objective.masking.ngrams={self.ngrams} but objective.masking.unit={self.unit}: n-grams are of whole "
-                "words; set it to word_starts"
+                f"objective.masking.ngrams={self.ngrams} but objective.masking.unit={self.unit}: n-grams consist of "
+                "whole words; set it to word_starts"
             )
         if not 0 <= self.copies < 2**31:
-            raise UserError(
-                f"objective.masking.copies={self.copies}: must be at least 0 and below 2**31 (BERT: 10; 0: always anew)"
-            )
+            raise UserError(f"objective.masking.copies={self.copies}: must be at least 0 and below 2**31 (BERT: 10)")
 
 
 class SpecialTokens(NamedTuple):
@@ -78,21 +75,22 @@ class SpecialTokens(NamedTuple):
 
     @classmethod
     def of(cls, corpus: Corpus) -> "SpecialTokens":
-        """Raises UserError where the corpus's tokenizer lacks one."""
+        """Return a corpus's ids. Raises UserError if its tokenizer lacks one."""
         ids = corpus.require("pad", "cls", "sep", "mask")
         ordinary = np.setdiff1d(np.arange(corpus.vocab_size, dtype=np.int32), list(corpus.special.values()))
         return cls(*ids, ordinary)
 
 
 def predictions(length: int, rate: float) -> int:
-    """Prediction slots per row: the most tokens that a row of this length can have chosen."""
+    """Return the prediction slots per row: the most tokens that can be chosen in a row of this length."""
     return ceil(rate * length)
 
 
 @dataclass(frozen=True)
 class MaskedRows(RowLayout):
-    """Base of such layouts. A batch holds tokens, types, segments, the prediction arrays of `mask` and, with
-    global_tokens, `globals`: of so many, which a sparse pattern lets see all and be seen by all, the positions.
+    """Base of masked layouts. A batch holds tokens, types, segments, the prediction arrays of `mask` and, with
+    global_tokens, `globals`: the positions of so many tokens, which in a sparse pattern see all tokens and are seen by
+    all.
 
     Raises UserError for more global tokens than the row has tokens.
     """
@@ -104,9 +102,7 @@ class MaskedRows(RowLayout):
     def __post_init__(self):
         super().__post_init__()
         if not 0 <= self.global_tokens <= self.length:
-            raise UserError(
-                f"globals={self.global_tokens}: must be from 0, for none, to the row's length={self.length}"
-            )
+            raise UserError(f"globals={self.global_tokens}: must be from 0 (none) to the row's length={self.length}")
 
     @property
     def spec(self) -> dict[str, Feature]:
@@ -126,7 +122,7 @@ class MaskedRows(RowLayout):
         units = [TOKEN, *(name for name, field in fields.items() if field.dtype == "bool")]
         if self.masks.unit not in units:
             raise UserError(
-                f"objective.masking.unit={self.masks.unit!r}: corpus {corpus.path} has no field by token that says "
+                f"objective.masking.unit={self.masks.unit!r}: corpus {corpus.path} has no field by token that marks "
                 f"where such units begin; use one of {', '.join(units)}"
             )
 
@@ -139,9 +135,9 @@ class MaskedRows(RowLayout):
         available: np.ndarray,
         starts: Callable[[str], np.ndarray],
     ) -> dict[str, np.ndarray]:
-        """Mask rows of tokens (int32 [n, length]) in place -> the arrays of a batch beside tokens, types and segments.
-        starts: the field that says where units begin -> its values, and True at special tokens, bool [n, length]. The
-        others: see `mask`."""
+        """Mask rows of tokens (int32 [n, length]) in place. Returns the arrays of a batch other than tokens, types and
+        segments. starts: name of the field that marks where units begin -> its values, True at special tokens too, bool
+        [n, length]. For the other parameters see `mask`."""
         begins = None if self.masks.unit == TOKEN else starts(self.masks.unit)
         made = mask(self.masks, special, keys, tokens, maskable, available, begins)
         if self.global_tokens:
@@ -161,11 +157,11 @@ def mask(
     """Choose tokens and corrupt them in place.
 
     keys: uint64 [batch]. tokens: int32 [batch, length], changed in place. maskable: bool [batch, length], False at
-    special tokens and padding. available: int64 [batch], the maskable tokens of each row. starts: where units
-    begin, bool [batch, length], True at special tokens too; None where each token is one.
+    special tokens and padding. available: int64 [batch], the number of maskable tokens of each row. starts: where units
+    begin, bool [batch, length], True at special tokens too; None if each token is a unit.
 
     Returns prediction_positions (int32 [batch, slots], ascending, 0 where unused), prediction_targets (int32, the
-    token that stood there, 0 where unused) and prediction_weights (float32, 1 where used, else 0).
+    original token, 0 where unused) and prediction_weights (float32, 1 where used, else 0).
     """
     batch, length = tokens.shape
     slots = predictions(length, masking.rate)
@@ -190,21 +186,21 @@ def mask(
 
 
 def _corrupted(masking, special, keys, targets):
-    """What the chosen tokens become: int32 [batch, slots]."""
+    """Return what the chosen tokens become: int32 [batch, slots]."""
     fate = noise.bits(keys, noise.counters(FATE, targets.shape[1]))
     masked, random = round(masking.mask * 2**32), round((masking.mask + masking.random) * 2**32)
     corrupted = targets.copy()
     np.copyto(corrupted, special.mask, where=fate < masked)
     drawn = np.flatnonzero((fate >= masked) & (fate < random))
-    # Between the two limits the draw is uniform, so it picks the token as well
+    # Between the two limits the draw is uniform, so it also picks the token
     choice = (fate.ravel()[drawn] - np.int64(masked)) * len(special.ordinary) // (random - masked)
     corrupted.ravel()[drawn] = special.ordinary[choice]
     return corrupted
 
 
 def _run_starts(ngrams, keys, maskable, unit_starts):
-    """Where runs of units begin, to be chosen as if they were units: bool [batch, length]. A row's k-th has n units by
-    the k-th draw, fewer where a special token comes before: then the next run has the rest."""
+    """Return where runs of units begin, which are then chosen as units are: bool [batch, length]. The k-th run of a row
+    has n units, n by the k-th draw. If a special token comes before, it has fewer, and the next run has the rest."""
     starts = np.ones(maskable.shape, bool)
     np.logical_not(maskable[:, :-1], out=starts[:, 1:])  # after special tokens
     units = maskable & (unit_starts | starts)
@@ -213,7 +209,7 @@ def _run_starts(ngrams, keys, maskable, unit_starts):
     sizes = np.ones(draws.shape, np.int32)
     for share in np.cumsum(ngrams)[:-1] / sum(ngrams):
         sizes += draws >= round(share * 2**32)
-    # The numbers, in the row, of the units that begin runs; the first follows a special token
+    # The numbers, in the row, of the units that begin runs; a row's first unit follows a special token
     number = np.cumsum(sizes, axis=1, out=sizes)
     before = np.cumsum(count) - count  # units in earlier rows
     begins = (number + before[:, None])[number < count[:, None]]
@@ -222,18 +218,18 @@ def _run_starts(ngrams, keys, maskable, unit_starts):
 
 
 def _choose_tokens(keys, maskable, wanted, slots):
-    """`wanted` tokens per row, every set of that size alike: positions, uint32 [batch, slots], ascending, and
-    `length` in the slots left over."""
+    """Choose `wanted` tokens per row, every set of that size with the same probability. Returns positions, uint32
+    [batch, slots], ascending, then `length` in unused slots."""
     length = maskable.shape[1]
     order = _shuffled(keys, noise.counters(TOKENS, length), maskable)[:, :slots]
     return _ascending(order, np.arange(slots) < wanted[:, None], length)
 
 
 def _choose_units(keys, maskable, starts, wanted, slots):
-    """Like _choose_tokens, but units in random order, each included while it fits in what `wanted` leaves."""
+    """Like `_choose_tokens`, but take units in random order, each if it fits in what is left of `wanted`."""
     length = maskable.shape[1]
     order = _shuffled(keys, np.cumsum(starts, axis=1, dtype=np.uint32), maskable)
-    # Two units of a row whose hashes agree (1 row in 100 of 512 tokens, 1 in 3 of 65,536) count as one; none is split
+    # Two units with the same hash (in 1 row in 100 of 512 tokens, 1 in 3 of 65,536) count as one; none is split
     unit = order >> order.dtype.type(_position_bits(length))
     starts = np.ones(order.shape, bool)
     np.not_equal(unit[:, 1:], unit[:, :-1], out=starts[:, 1:])
@@ -250,10 +246,10 @@ def _choose_units(keys, maskable, starts, wanted, slots):
 
 
 def _fill(order, starts, at, room):
-    """Go on after the unit at column `at`, which did not fit: take each later unit that still does.
+    """Continue after the unit at column `at`, which did not fit: take each later unit that does.
 
-    order: uint32 [rows, length], tokens in their units' random order; starts: bool, True where a unit begins; at,
-    room: int64 [rows], changed. Returns bool [rows, length], True at the tokens taken.
+    order: uint32 [rows, length], tokens in their units' random order; starts: bool, True where a unit begins; at, room:
+    int64 [rows], changed. Returns bool [rows, length], True at the tokens taken.
     """
     row, column = np.nonzero(starts)  # column 0 always begins a unit, so none runs into the next row
     size = np.diff(row * order.shape[1] + column, append=order.size)
@@ -272,11 +268,11 @@ def _fill(order, starts, at, room):
 
 
 def _shuffled(keys, counters, maskable):
-    """Sort each row's tokens by a hash of their counter: uint32 [batch, length], the position in the low bits, so
-    that one sort of plain integers moves both; what may not be chosen is the highest number. uint64 where the row is
-    longer than `SHORT`: there the position would leave too little of the hash.
+    """Sort each row's tokens by a hash of their counter: uint32 [batch, length], with the position in the low bits, so
+    that one sort of plain integers moves both. Tokens that must not be chosen are the highest number. Rows longer than
+    `SHORT` give uint64: in 32 bits the position would leave too few for the hash.
 
-    Tokens of equal hash come by position, which favours one only where such a pair straddles the last one chosen.
+    Tokens of equal hash come by position, which favours one only if the two straddle the last token chosen.
     """
     length = maskable.shape[1]
     order = noise.bits(keys, counters)
@@ -291,7 +287,7 @@ def _shuffled(keys, counters, maskable):
 
 
 def _ascending(order, chosen, length):
-    """Positions of the chosen entries of `order`, ascending, then `length`: uint32, of order's shape."""
+    """Return the positions of the chosen entries of `order`, ascending, then `length`: uint32, of order's shape."""
     positions = (order & _position_mask(length, order.dtype)).astype(np.uint32, copy=False)
     np.copyto(positions, np.uint32(length), where=~chosen)
     positions.sort(axis=1)
@@ -307,8 +303,8 @@ def _position_mask(length, dtype):
 
 
 def global_positions(tokens: np.ndarray, sep: int, number: int) -> np.ndarray:
-    """i32[rows, number]: the position of each row's first token, then those of its separators in order, -1 where there
-    are no more."""
+    """Return the position of each row's first token, then those of its separators in order, then -1: i32[rows,
+    number]."""
     is_global = tokens == sep
     is_global[:, 0] = True
     row, position = np.nonzero(is_global)

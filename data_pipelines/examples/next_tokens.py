@@ -12,15 +12,15 @@ from data_pipelines.examples.chunks import document_starts
 from data_pipelines.examples.document_stream import DocumentStream, end_token, prefix_tokens
 from data_pipelines.examples.layout import Chosen, Feature, Layout, Piece, RowLayout, StreamLayout
 
-NUMBERS = 2**31 - 1  # segments that int32 has
+NUMBERS = 2**31 - 1  # segment numbers that fit int32
 
 
 class NextTokens(Layout):
-    """Base of such layouts, of documents that an end token ends. A batch holds tokens, targets (the next token),
-    segments (0 where there is none), weights and, with `restart`, `positions` that begin with 0 in every document.
+    """Base of next-token layouts, of documents that an end token ends. A batch holds tokens, targets (the next token),
+    segments (0 if there is none), weights and, with `restart`, `positions` that begin with 0 in every document.
 
-    separate: whether segments number the documents in the row, from 1 on, so that attention stays within one; else they
-    are all 1.
+    separate: whether segments number the documents in the row, from 1 on, so that attention stays within one; otherwise
+    they are all 1.
     """
 
     separate = restart = False
@@ -36,9 +36,9 @@ class NextTokens(Layout):
     def arrays(
         self, window: np.ndarray, real: np.ndarray, starts: np.ndarray | None, predicted: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """The batch of rows with the token after each, int32 [n, length + 1]. bool [n, length]: real: which tokens have
-        a next one; starts: which begin a document inside the row, None where none do; predicted: of which the next one
-        is a target."""
+        """Return the batch of rows. window: each row and the token after it, int32 [n, length + 1]. real: the tokens
+        that have a next one; starts: those that begin a document inside the row, None if none do; predicted: those
+        whose next one is a target; bool [n, length] each."""
         segments = real.astype(np.int32)
         arrays = {"tokens": window[:, :-1] * segments, "targets": window[:, 1:] * segments, "segments": segments}
         if self.separate:
@@ -50,7 +50,7 @@ class NextTokens(Layout):
 
 
 class DocumentsPlan(NamedTuple):
-    """The documents of a part one after the other, in an order of the seed; rows are cut from them."""
+    """The documents of a part one after the other, in an order by the seed; rows are cut from them."""
 
     stream: DocumentStream
     number: int  # examples per epoch
@@ -58,13 +58,13 @@ class DocumentsPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class PackedDocuments(NextTokens, RowLayout):
-    """Documents packed to full length: rows of `length` tokens of a part's documents, no padding.
+    """Documents packed to full length: rows of `length` tokens of a part's documents, without padding.
 
-    Weights are 1, and 0 behind the last document of a part; the last target of a row is the next row's first token.
+    Weights are 1, and 0 after the last document of a part; the last target of a row is the next row's first token.
 
-    Of a corpus with control codes (or years) each document begins with its code, and so does each row that goes on with
-    one, whose first target is then predicted from the code alone (Keskar et al. 2019). A code is predicted like any
-    other token, but for those that begin a row; of the other tokens each is a target once.
+    If the corpus has control codes (or another value, as years), each document begins with its code, and so does each
+    row that continues a document; its first target is then predicted from the code alone (Keskar et al. 2019). Codes
+    are targets like other tokens, except those that begin a row; every other token is a target once.
     """
 
     prefixed = True
@@ -87,11 +87,11 @@ class PackedDocuments(NextTokens, RowLayout):
         return self.arrays(window, real, starts, real)
 
     def _read(self, plan: DocumentsPlan, _, example: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As `DocumentStream.rows`, with the code before what goes on with its document."""
+        """Like `DocumentStream.rows`, with a document's code before a row that continues it."""
         window, document = plan.stream.rows(example, self.length)
         if plan.stream.prefixes is None:
             return window, document
-        # A row that begins with its code has one target less: the token after it is the next row's first
+        # A row that begins with a document's code has one target less: the token after it begins the next row
         begins = plan.stream.begins(example * self.length)
         document[begins, -1] = -1
         lead = plan.stream.prefixes[document[:, 0]]
@@ -102,19 +102,19 @@ class PackedDocuments(NextTokens, RowLayout):
 
 @dataclass(frozen=True)
 class ContiguousStreams(NextTokens, StreamLayout):
-    """Streams of text, for models that remember: row b of a step continues row b of the step before, as in
+    """Streams of text, for models with a memory: row b of a step continues row b of the step before, as in
     Transformer-XL's batches (Dai et al. 2019, section 3.2), but with the documents in a new order every epoch.
 
-    A stream is cut into pieces of `length` tokens, its examples; row b has the b-th of equally many runs of them, one
-    for each row. So every token of it comes once, but for fewer than rows * length at its end. Weights are 1, segments
-    the documents' running number when memory is to be `reset` where they end, so that nothing of an earlier one is
-    seen, else 1; behind the stream's end both are 0.
+    A stream is cut into pieces of `length` tokens, its examples; row b has the b-th of equal consecutive runs of them.
+    So every token comes once, except fewer than rows * length at the stream's end. Weights are 1. Segments are 1 or, if
+    memory is to be `reset` where documents end, so that nothing of an earlier one is seen, the documents' running
+    number. After the stream's end both are 0.
     """
 
     reset: bool = False
 
     def number(self, total: int) -> int:
-        """The last may be shorter."""
+        """The last example may be shorter."""
         return -(-max(total - 1, 0) // self.length)  # the first token is no target
 
     def steps(self, total: int, rows: int) -> int:
@@ -128,16 +128,17 @@ class ContiguousStreams(NextTokens, StreamLayout):
         real = place[:, 1:] >= 0
         arrays = self.arrays(window, real, None, real)
         if self.reset:
-            # Running on over streams: with the same number again, the memory would be of another text
+            # Numbers continue over streams: if one came again, the memory would be of another text
             arrays["segments"] *= (1 + (plan.first + place) % NUMBERS).astype(np.int32)[:, :-1]
         return arrays
 
 
 class StridesPlan(NamedTuple):
-    """The documents of a part as they lie there.
+    """The documents of a part in stored order.
 
-    offsets, sizes: of each the first token and how many it has.   rows: int64 [documents + 1], rows before each.
-    prefixes: int32 [documents], of each the token of a value; None where there are none.   number: of rows.
+    offsets, sizes: each document's first token, and its number of tokens.   rows: int64 [documents + 1], rows before
+    each document.
+    prefixes: int32 [documents], the token of each document's value; None if there is none.   number: of rows.
     """
 
     part: Any
@@ -151,12 +152,11 @@ class StridesPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class StridedDocuments(NextTokens, RowLayout):
-    """Rows of one document each, that begin `stride` tokens after each other, for a perplexity in which few tokens see
-    little before them.
+    """Rows of one document each, `stride` tokens apart, for a perplexity in which few tokens have little context.
 
-    A document follows an end token, or in each row its control code, and an end token ends it. Its first row predicts
-    `length` tokens, a later one those that no row before it has: weights are 1 there, else 0. As in packed documents,
-    the end token before a document is of another one.
+    A document follows an end token or, in each row, its control code, and an end token ends it. Its first row predicts
+    `length` tokens, later rows the tokens that no earlier row predicts: weights are 1 there, else 0. As in packed
+    documents, the end token before a document belongs to another one.
 
     Raises UserError for a stride that is not 1 .. length.
     """
@@ -182,7 +182,7 @@ class StridedDocuments(NextTokens, RowLayout):
         return self.arrays(*chosen.gather(self._read))
 
     def _read(self, plan: StridesPlan, _, example: np.ndarray) -> tuple[np.ndarray, ...]:
-        """What `arrays` makes rows of."""
+        """Return the arguments of `arrays`."""
         document = np.searchsorted(plan.rows, example, "right") - 1
         row = example - plan.rows[document]
         begin, size = (row * self.stride)[:, None], plan.sizes[document][:, None]
@@ -201,8 +201,9 @@ class StridedDocuments(NextTokens, RowLayout):
 class PairsPlan(NamedTuple):
     """The documents of a part.
 
-    input_begins, target_begins, inputs, targets: int64 [documents], where its segments begin, and their tokens.
-    prefixes: as of `StridesPlan`.   number: of documents.
+    input_begins, target_begins, inputs, targets: int64 [documents], where the input and the target begin, and their
+    tokens.
+    prefixes: as in `StridesPlan`.   number: of documents.
     """
 
     part: Any
@@ -216,7 +217,7 @@ class PairsPlan(NamedTuple):
 
 
 class PairLayout(RowLayout):
-    """Base of rows of one document each, of two segments: an input and its target."""
+    """Base of layouts with one document per row, of two segments: an input and its target."""
 
     prefixed = True
 
@@ -233,16 +234,16 @@ class PairLayout(RowLayout):
 
 @dataclass(frozen=True)
 class InputTarget(PairLayout, NextTokens):
-    """Documents of two segments, an input and its target, as texts that a decoder goes on with: translation, summaries.
-    Radford et al. 2018 (section 3.3) put a delimiter between two texts; a summary learnt so is a text that goes on.
+    """Documents of two segments, an input and its target, as texts for a decoder: translation, summaries. Radford et
+    al. 2018 (section 3.3) put a delimiter between two texts; so a summary is learnt as a continuation.
 
-    A row is of one document: its control code, or another value's token, where it has one, input, delimiter, target and
-    end token, padded.
+    A row is one document: its control code or other value's token, if it has one, the input, a delimiter, the target
+    and an end token, padded.
 
-    The input is the segment that the corpus names first, the target the other one. The delimiter is the corpus's 'sep',
-    where 'eod' ends documents; else it is the end token too. Of what does not fit the end of the input is cut, then the
-    end of the target. Weights are 1 where a token of the document, or of its target alone, is predicted, and, with
-    `auxiliary`, auxiliary_weights where the other ones are.
+    The input is the segment that the corpus names first, the target the other one. The delimiter is the corpus's 'sep'
+    if 'eod' ends documents; otherwise it is the end token too. If a row is too short, the end of the input is cut, then
+    the end of the target. Weights are 1 where a token of the document is predicted, or of its target alone; with
+    `auxiliary`, auxiliary_weights are 1 at its other tokens.
     """
 
     least = 2
@@ -264,8 +265,8 @@ class InputTarget(PairLayout, NextTokens):
         return arrays
 
     def _read(self, plan: PairsPlan, _, example: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows and the token after them int32 [n, length + 1]; which next tokens there are, and which are of the target
-        or end it: bool [n, length]."""
+        """Return rows with the token after them, int32 [n, length + 1]; which next tokens exist, and which belong to
+        the target or end it: bool [n, length]."""
         place, end = np.arange(self.length + 1), end_token(plan.part.corpus)
         inputs, targets = plan.inputs[example], plan.targets[example]
         lead = int(plan.prefixes is not None)
@@ -284,7 +285,7 @@ class InputTarget(PairLayout, NextTokens):
 
 
 def check_pairs(corpus: Corpus) -> None:
-    """UserError for a corpus whose documents have not two segments."""
+    """Raise UserError unless the corpus's documents have two segments."""
     segments = corpus.fields["segments"].values if "segments" in corpus.fields else ("text",)
     if len(segments) != 2:
         raise UserError(
@@ -294,7 +295,7 @@ def check_pairs(corpus: Corpus) -> None:
 
 
 def plan_pairs(part, split: str) -> PairsPlan:
-    """The documents of a part; the input is the segment that the corpus names first, the target the other one."""
+    """Plan the documents of a part; the input is the segment that the corpus names first, the target the other one."""
     sentences, documents = part.sentences(split), part.documents(split)
     is_target = part.column(split, "segments") == 1
     before = np.append(0, np.cumsum(np.diff(sentences) * is_target))[documents]
@@ -306,5 +307,5 @@ def plan_pairs(part, split: str) -> PairsPlan:
 
 
 def delimiter_token(special: Mapping[str, int]) -> int:
-    """The token between an input and its target, of a vocabulary in which one ends documents."""
+    """Return the token between an input and its target, of a vocabulary with a token that ends documents."""
     return special["sep" if "sep" in special else "eod"]

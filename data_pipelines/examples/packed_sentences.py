@@ -1,10 +1,10 @@
 """Full sentences packed across documents, [CLS] sentences [SEP] the next document's sentences [SEP] ...,
 planned by index.
 
-RoBERTa's FULL-SENTENCES (Liu et al. 2019, section 4.2): a row takes sentences in corpus order until no more
-whole one fits; a [SEP] closes each document in it, and the row. A sentence longer than the row is cut. In its
-DOC-SENTENCES a row ends with its document, too: the last of each is shorter and filled up with padding. The paper then
-takes more rows, so that a batch has as many tokens; here a batch has as many rows as the phase says.
+RoBERTa's FULL-SENTENCES (Liu et al. 2019, section 4.2): a row takes sentences in corpus order until the next one does
+not fit; a [SEP] closes each document in it, and the row. A sentence longer than the row is cut. In its DOC-SENTENCES a
+row also ends with its document; a document's last row is padded. The paper then takes more rows, so that a batch has as
+many tokens; here a batch has as many rows as the phase says.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from data_pipelines.examples import chunks
 from data_pipelines.examples.layout import Chosen, Feature
 from data_pipelines.examples.masking import MaskedRows, SpecialTokens
 
-LONGEST, PIECE = 128, 16  # tokens of sentences that have a global token each
+LONGEST, PIECE = 128, 16  # tokens: longer sentences are cut into pieces, which have a global token each
 
 
 class Plan(NamedTuple):
-    """documents: where they begin in the part, then its end. starts: where rows begin, then the end. inner, inners: of
-    the documents that begin inside each row, the first and how many. pieces: where what a row's global tokens stand
-    for begins, None without them. All int64, in tokens."""
+    """documents: where they begin in the part, then its end. starts: where rows begin, then the end. inner, inners: the
+    first document that begins inside each row, and how many do. pieces: where the sentences of global tokens begin,
+    None without global tokens. All int64, in tokens."""
 
     part: Any
     split: str
@@ -39,8 +39,9 @@ class Plan(NamedTuple):
 class Frame(NamedTuple):
     """Where the text of rows lies: [CLS] text [SEP] text ... [SEP].
 
-    start, size: int64 [n], the tokens of each row in its part. row, separator: int64 [separators], row and column of
-    each [SEP] between documents. real, text: bool [n, length], what is no padding, and no special token either.
+    start, size: int64 [n], the first token of each row in its part, and its number of tokens. row, separator: int64
+    [separators], row and column of each [SEP] between documents. real: bool [n, length], no padding. text: bool [n,
+    length], neither padding nor special tokens.
     """
 
     start: np.ndarray
@@ -60,9 +61,9 @@ class Frame(NamedTuple):
 class PackedSentences(MaskedRows):
     """Masked rows of packed sentences; in an epoch every token comes exactly once.
 
-    In a batch types are 0, and segments number the documents in the row from 1 ([CLS] belongs to the first, a [SEP] to
-    the document that it closes), 0 is padding: attention stays within a segment. With cross_document_attention all real
-    tokens are in segment 1.
+    In a batch types are 0. Segments number the documents in the row from 1 ([CLS] belongs to the first, a [SEP] to the
+    document that it closes), and are 0 at padding: attention stays within a segment. With cross_document_attention all
+    real tokens are in segment 1.
 
     one_document: whether a row ends with its document.
     """
@@ -88,12 +89,12 @@ class PackedSentences(MaskedRows):
         return self.filled(chosen, keys, self.frame(chosen))
 
     def frame(self, chosen: Chosen) -> Frame:
-        """Where text lies in the rows of examples."""
+        """Return where text lies in the rows of examples."""
         start, size, inners = chosen.gather(_stretches)
         rows, separators = [], []
-        for plan, of, example in chosen.groups:
+        for plan, index, example in chosen.groups:
             row, rank = chunks.ranks(plan.inners[example])
-            rows.append(np.arange(len(start))[of][row])
+            rows.append(np.arange(len(start))[index][row])
             separators.append(1 + plan.documents[plan.inner[example][row] + rank] - plan.starts[example][row] + rank)
         row, separator = np.concatenate(rows), np.concatenate(separators)
         end = size + 2 + inners
@@ -103,7 +104,7 @@ class PackedSentences(MaskedRows):
         return Frame(start, size, row, separator, real, text)
 
     def filled(self, chosen: Chosen, keys: np.ndarray, frame: Frame) -> dict[str, np.ndarray]:
-        """Rows with their text, masked."""
+        """Return rows with their text, masked."""
         special, text, stretch = chosen.plans[0].special, frame.text, frame.stretch
 
         def read(field, beside):
@@ -123,15 +124,15 @@ class PackedSentences(MaskedRows):
 
 @dataclass(frozen=True)
 class SentenceGlobals(PackedSentences):
-    """Rows of `PackedSentences` with global tokens beside each, one for each of its sentences (Ainslie et al. 2020,
-    arXiv:2004.08483: the global input summarises the sentences of the long one), and which one a token belongs to.
+    """Rows of `PackedSentences` with a global token for each of their sentences, and the sentence that each token
+    belongs to (Ainslie et al. 2020, arXiv:2004.08483: the global input summarises the sentences of the long one).
 
-    Where a corpus has no sentences, a document is one: what is longer than LONGEST tokens is cut into pieces of PIECE,
-    of which 256 global tokens summarise the 4,096 tokens of BigBird-ETC.
+    In a corpus without sentences, a document is a sentence. Sentences longer than LONGEST tokens are cut into pieces of
+    PIECE tokens, of which 256 global tokens summarise the 4,096 tokens of BigBird-ETC.
 
-    global_of: int32 [length], the number, in the row, of the sentence that a token is in ([CLS] is in the first, a
-    [SEP] in the one before it), -1 at padding and in sentences after the first `globals`. global_segments: int32
-    [globals], the segment in which each such sentence begins, 0 for global tokens without one.
+    global_of: int32 [length], the number, in the row, of each token's sentence ([CLS] is in the first, a [SEP] in the
+    one before it), -1 at padding and in sentences after the first `globals`. global_segments: int32 [globals], the
+    segment in which each such sentence begins, 0 for global tokens without a sentence.
 
     Raises UserError for more global tokens than the row has tokens.
     """
@@ -142,8 +143,8 @@ class SentenceGlobals(PackedSentences):
         super().__post_init__()
         if not 1 <= self.globals <= self.length:
             raise UserError(
-                f"globals={self.globals} with length={self.length}: must be from 1 to {self.length}, for each "
-                "summarises a sentence of the row (BigBird: 256 for 4096)"
+                f"globals={self.globals} with length={self.length}: must be from 1 to {self.length}, since "
+                "each summarises a sentence of the row (BigBird: 256 for 4096)"
             )
 
     @property
@@ -169,7 +170,7 @@ class SentenceGlobals(PackedSentences):
         return batch | {"global_of": np.where(named, number, -1).astype(np.int32), "global_segments": segments}
 
     def _begins(self, plan: Plan, _, example: np.ndarray) -> tuple[np.ndarray]:
-        """Which tokens of each row's text begin a sentence, but the first: bool [n, length]."""
+        """Return which tokens of each row's text begin a sentence other than the first: bool [n, length]."""
         start, end = plan.starts[example], plan.starts[example + 1]
         first = np.searchsorted(plan.pieces, start, "right")
         count = np.searchsorted(plan.pieces, end) - first
@@ -180,15 +181,15 @@ class SentenceGlobals(PackedSentences):
 
 
 def _stretches(plan, _, example):
-    """Where rows begin, their tokens, and the documents that begin inside: int64 [n] each."""
+    """Return where rows begin, their tokens, and the number of documents that begin inside: int64 [n] each."""
     start = plan.starts[example]
     return start, plan.starts[example + 1] - start, plan.inners[example]
 
 
 def _row_ends(units, documents, length):
-    """The unit after a row beginning at each unit: int64 [units]. documents: where they begin, in tokens."""
+    """Return the unit after a row that begins at each unit: int64 [units]. documents: where they begin, in tokens."""
     begin = units[:-1]
     document = np.searchsorted(documents, begin, "right")
-    # A row's cost is its tokens and one [SEP] per document: a difference of sums that never fall along the corpus
+    # A row's cost is its tokens and one [SEP] per document: a difference of sums that never decrease along the corpus
     cost = units[1:] + document
     return np.searchsorted(cost, begin + document + length - 2, "right")

@@ -1,12 +1,12 @@
-"""Rows for permutation language modelling: [reused part, A, SEP, B, SEP, CLS], with a factorisation order of each.
+"""Rows for permutation language modelling: [reused part, A, SEP, B, SEP, CLS], with a factorisation order for each.
 
 XLNet's data (Yang et al. 2019, sections 2.2, 2.3, 3.1 and the published `data_utils.py`), planned by index. The reused
-part continues the row's stream; A goes on from there to the end of a sentence; B goes on where A ends, or half of the
-time begins at a sentence elsewhere. The row is always full: what A leaves of the room is B's, cut where the row ends
-(XLNet drew B first and cut the end of the longer of the two).
+part continues the row's stream; A continues it to the end of a sentence; B follows A or, half of the time, begins at a
+sentence elsewhere. The row is always full: B gets the room that A leaves, and is cut where the row ends (XLNet drew B
+first and cut the end of the longer of the two).
 
-The factorisation order is never written out. A query at i sees the key at j where ranks[j] < thresholds[i]; in the
-content stream every position sees itself too. What is not predicted comes first in the order and sees itself.
+The factorisation order is never written out. A query at i sees the key at j if ranks[j] < thresholds[i]; in the content
+stream every position sees itself too. Tokens that are not predicted come first in the order and see themselves.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from data_pipelines.examples import chunks
 from data_pipelines.examples.document_stream import DocumentStream, end_token
 from data_pipelines.examples.layout import Feature, StreamLayout
 
-TOKENS, SPANS, ORDER, SEGMENTS = range(4)  # streams of a row's draws; other numbers make other rows
-SPLIT, COIN, ELSEWHERE = range(3)  # draws per row, in a stream of their own
-LONGEST = 5  # tokens of a span; one of n has a chance in proportion to 1 / n
+TOKENS, SPANS, ORDER, SEGMENTS = range(4)  # streams of a row's draws; changing a number changes the rows
+SPLIT, COIN, ELSEWHERE = range(3)  # draws per row, in the stream SEGMENTS
+LONGEST = 5  # most tokens of a span; n tokens have a probability proportional to 1 / n
 SPECIALS = 3  # SEP, SEP, CLS
 SLOT = np.uint64(20)  # bits for a permuted token's number
 
@@ -31,11 +31,10 @@ class Permuting:
     """How rows are permuted and predicted. Raises UserError for a value out of range."""
 
     reuse_len: int = 256
-    """Leading tokens of a row that the next step's row continues from; 0: none, and the streams go on by whole
-    rows."""
+    """Leading tokens of a row, after which the next step's row begins; 0: none, and streams advance by whole rows."""
     k: int = 6  # one in k positions is predicted
-    spans: bool = True  # predict runs of 1 to 5 tokens, each somewhere in a context, else single tokens
-    context: int = 6  # how many times as many others there are in a span's context
+    spans: bool = True  # predict runs of 1 to 5 tokens, each in a context of other tokens; else single tokens
+    context: int = 6  # other tokens in a span's context, for each token of the span
     perm_size: int = 256  # positions that are permuted together
     bidirectional: bool = True  # the second half of the rows runs backwards through the text
 
@@ -48,24 +47,24 @@ class Permuting:
 
 
 def predictions(length: int, permuting: Permuting) -> int:
-    """Prediction slots per row."""
+    """Return the prediction slots per row."""
     return -(-length // permuting.k)
 
 
 @dataclass(frozen=True)
 class PermutedSpans(StreamLayout):
-    """Rows of which each continues the same row of the step before.
+    """Rows, each of which continues the same row of the step before.
 
-    A stream is cut into pieces of reuse_len tokens, and of each row's equal run of them every piece begins one of its
-    steps; what is dropped are the last ones of the stream. With bidirectional data each half of the rows has the whole
-    stream, the second half back to front.
+    A stream is cut into pieces of reuse_len tokens. Each row has an equal run of them, and each piece of its run begins
+    one of its steps; the last pieces of the stream are dropped. With bidirectional data each half of the rows has the
+    whole stream, the second half in reverse.
 
     A batch holds tokens; types (0 in the reused part and A SEP, 1 in B SEP, 2 at CLS); segments (1); ranks and
     thresholds (see the module); prediction_positions (ascending, 0 where unused), prediction_targets and
-    prediction_weights; reversed (1 where the row runs backwards). CLS and the two SEP are never predicted; the tokens
-    that end documents are text like any other.
+    prediction_weights; reversed (1 if the row runs backwards). CLS and the two SEP are never predicted; the tokens that
+    end documents are ordinary text.
 
-    Raises UserError where the parts of a row do not fit its length.
+    Raises UserError if the parts of a row do not fit its length.
     """
 
     permuting: Permuting = Permuting()  # XLNet's
@@ -73,7 +72,7 @@ class PermutedSpans(StreamLayout):
     def __post_init__(self):
         if self.length < self.permuting.reuse_len + SPECIALS + 4:
             raise UserError(
-                f"length {self.length} leaves no room for A and B beside permuting reuse_len "
+                f"length {self.length} leaves no room for A and B after permuting reuse_len "
                 f"{self.permuting.reuse_len} and {SPECIALS} special tokens; use at most reuse_len {self.length // 2}"
             )
 
@@ -94,7 +93,7 @@ class PermutedSpans(StreamLayout):
 
     @property
     def multiple(self) -> int:
-        """As many rows as directions."""
+        """A row for each direction."""
         return 1 + self.permuting.bidirectional
 
     def check(self, corpus):
@@ -105,11 +104,11 @@ class PermutedSpans(StreamLayout):
         return max((total - self.permuting.reuse_len - self._room) // self._advance + 1, 0)
 
     def number(self, total: int) -> int:
-        """Those that run forwards, then as many backwards if bidirectional."""
+        """Those that run forwards, then as many that run backwards if bidirectional."""
         return self._pieces(total) * self.multiple
 
     def plan(self, pieces, split: str, key: int, epoch: int, first: int = 0) -> DocumentStream:
-        # One that ends a document has an end token too, and one has to end in every row's room, before its end
+        # A sentence must end within every row's room, and a document's last one has an end token too
         return DocumentStream(pieces, split, key, epoch, longest=self._room - 2)
 
     def build(self, plan: DocumentStream, example: np.ndarray, keys: np.ndarray) -> dict[str, np.ndarray]:
@@ -140,8 +139,8 @@ class PermutedSpans(StreamLayout):
         }
 
     def _segments(self, stream, draws, begin, backwards):
-        """A's size and where B begins, both int64 [n]. begin: of the reused part. Places count from the stream's end
-        in rows that run backwards."""
+        """Return A's size and where B begins, both int64 [n]. begin: of the reused part. In rows that run backwards
+        places count from the stream's end."""
         room = self._room
         begin_a = begin + self.permuting.reuse_len
         mirrored = lambda place: np.where(backwards, stream.total - place, place)
@@ -151,7 +150,7 @@ class PermutedSpans(StreamLayout):
         number = np.searchsorted(stream.sentences, lowest + room - 1) - first
         end_a = mirrored(stream.sentences[first + noise.below(draws[:, SPLIT], number)])
         size_b = room - end_a + begin_a
-        # B anywhere else begins where a sentence does (or, backwards, ends) and does not reach past the stream
+        # A B from elsewhere begins where a sentence does (or, backwards, ends) and does not reach past the stream
         before = np.searchsorted(stream.sentences, np.where(backwards, size_b, stream.total - size_b + 1))
         first = np.where(backwards, before, 0)
         number = np.where(backwards, len(stream.sentences) - before, before)
@@ -159,7 +158,7 @@ class PermutedSpans(StreamLayout):
         return end_a - begin_a, np.where(draws[:, COIN] < 1 << 31, end_a, mirrored(other))
 
     def _tokens(self, stream, begin, size_a, begin_b, backwards):
-        """int32 [n, length]. A row that runs backwards is read forwards, mirrored, and turned."""
+        """Return int32 [n, length]. A row that runs backwards is read forwards, mirrored, and turned."""
         size = self.permuting.reuse_len + size_a
         start = np.stack([begin, begin_b], 1)
         sizes = np.stack([size, self._room - size_a], 1)
@@ -178,7 +177,7 @@ class PermutedSpans(StreamLayout):
         return tokens
 
     def _targets(self, keys, separator):
-        """The positions to predict, ascending, none of them special: int32 [n, predicted]."""
+        """Return the positions to predict, ascending, none of them special: int32 [n, predicted]."""
         reuse, room = self.permuting.reuse_len, self._room
         wanted = predictions(self.length, self.permuting)
         of_reused = -(-wanted * reuse // self.length)
@@ -187,7 +186,8 @@ class PermutedSpans(StreamLayout):
         return np.concatenate([reused, rest + (rest >= separator)], axis=1)
 
     def _ordered(self, keys, positions, separator):
-        """Ranks and thresholds for predicting at `positions`; SEP and CLS have a rank too, but see themselves."""
+        """Return ranks and thresholds for predicting at `positions`. SEP and CLS have a rank too, but see
+        themselves."""
         reuse, size = self.permuting.reuse_len, self.permuting.perm_size
         special = np.broadcast_to([self.length - 2, self.length - 1], (len(keys), 2))
         permuted = np.concatenate([positions, separator, special], axis=1)
@@ -201,12 +201,12 @@ class PermutedSpans(StreamLayout):
 def visibility(
     order: np.ndarray, permuted: np.ndarray, predicted: np.ndarray, reuse: int, length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ranks and thresholds, both int32 [n, length], from a factorisation order.
+    """Return ranks and thresholds, both int32 [n, length], of a factorisation order.
 
-    permuted: int [n, m], the positions that come in an order; the others come before them all and see each other and
-    themselves. order: [n, m] of any sortable dtype, by which they come, those of the reused part before the rest.
-    predicted: bool [m], those that do not see themselves. reuse: the positions below see nothing of the rest, which
-    sees all of them.
+    permuted: int [n, m], the positions that the order permutes; the others come before them all and see each other and
+    themselves. order: [n, m] of any sortable dtype, the sort keys of these positions, those of the reused part before
+    the rest. predicted: bool [m], positions that do not see themselves. reuse: positions below it see nothing of the
+    rest, which sees all of them.
     """
     rows = len(permuted)
     row = np.arange(rows)[:, None]
@@ -222,9 +222,9 @@ def visibility(
 
 
 def _chosen(permuting, keys, begin, size, wanted):
-    """`wanted` of the positions begin .. begin + size - 1 to predict, ascending: int32 [n, wanted].
+    """Choose `wanted` of the positions begin .. begin + size - 1 to predict: int32 [n, wanted], ascending.
 
-    Those of the spans, then single ones until there are enough.
+    Positions in spans come first, then single ones until there are enough.
     """
     bits = (size - 1).bit_length() if size else 0
     low = np.uint32((1 << bits) - 1)
@@ -242,7 +242,7 @@ def _chosen(permuting, keys, begin, size, wanted):
 
 
 def _spans(context, keys, begin, size, wanted):
-    """Positions below size in spans, at most `wanted` per row: (row, position), int64 [all]."""
+    """Return positions below `size` in spans, at most `wanted` per row: (row, position), int64 [all]."""
     most = min(wanted, size // (1 + context) + 1)
     counters = noise.counters(SPANS, 2 * most) + np.uint32(2 * begin)
     draws = noise.bits(keys, counters).reshape(len(keys), 2, most)

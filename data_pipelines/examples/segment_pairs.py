@@ -1,19 +1,18 @@
 """Pairs of segments, [CLS] A [SEP] B [SEP], as in BERT (Devlin et al. 2019, appendix A.2), planned by index.
 
-A chunk is a run of whole sentences of one document that reaches a target length: the row's room, or for 10%
-of the chunks a length drawn uniformly from 2 up to it. The run is split in two between sentences. With
-next-sentence prediction half of the rows keep the second part as B (label 0); in the other half B begins at a
-random sentence of another document (label 1). With sentence-order prediction (ALBERT, Lan et al. 2019, section
-3.1) the other half has the two parts exchanged (label 1, as in Hugging Face's `sentence_order_label`). What is
-too long loses tokens at both ends, from the longer segment first.
+A chunk is a run of whole sentences of one document that reaches a target length: the row's room or, for 10% of the
+chunks, a length drawn uniformly from 2 up to it. The run is split in two between sentences. With next-sentence
+prediction half of the rows keep the second part as B (label 0); in the other half B begins at a random sentence of
+another document (label 1). With sentence-order prediction (ALBERT, Lan et al. 2019, section 3.1) the other half has the
+two parts exchanged (label 1, as in Hugging Face's `sentence_order_label`). Pairs that are too long lose tokens at both
+ends, from the longer segment first.
 
-Two things differ from BERT's own data. Which half a row is in, its split and its random B are drawn again in
-every epoch (BERT stored ten fixed copies), so sentences that a random B displaces are seen in other epochs,
-not handed to the next chunk. And a sentence longer than the row is cut into pieces that count as sentences,
-where BERT lost the rest of it. From ALBERT's: a chunk of one sentence has no order and no label, where its code
-took a random B and called that exchanged. As in its data, lengths tell a little: a chunk ends with the sentence
-that reaches its target, mostly a long one, so the later part is the longer one (in 54% of WikiText-2's pairs at
-length 128, 56% at 32).
+Two things differ from BERT's own data. First, every epoch draws anew which half a row is in, its split and its random B
+(BERT stored ten fixed copies), so sentences that a random B displaces are seen in other epochs, not handed to the next
+chunk. Second, a sentence longer than the row is cut into pieces that count as sentences, where BERT lost the rest of
+it. One thing differs from ALBERT's: a chunk of one sentence has no order and no label, where its code took a random B
+and called that exchanged. As in ALBERT's data, lengths reveal a little: a chunk ends with the sentence that reaches its
+target, mostly a long one, so the later part is the longer one (in 54% of WikiText-2's pairs at length 128, 56% at 32).
 """
 
 from dataclasses import dataclass
@@ -26,15 +25,15 @@ from data_pipelines.examples import chunks
 from data_pipelines.examples.layout import Chosen, Feature
 from data_pipelines.examples.masking import SEGMENTS, MaskedRows, SpecialTokens
 
-SHORT = 0.1  # share of the chunks that are short on purpose, so that the model sees rows of every length
-COIN, SPLIT, DOCUMENT, SENTENCE, TRIM = range(5)  # draws per row, in a stream of their own; TRIM and what follows
-NEXT_SENTENCE, SENTENCE_ORDER = "next_sentence", "sentence_order"  # what a pair may be labelled with
+SHORT = 0.1  # share of chunks that are short on purpose, so that the model sees all lengths
+COIN, SPLIT, DOCUMENT, SENTENCE, TRIM = range(5)  # draws per row, in the stream SEGMENTS; TRIM is the first of several
+NEXT_SENTENCE, SENTENCE_ORDER = "next_sentence", "sentence_order"  # the labels of pairs
 
 
 class Plan(NamedTuple):
-    """units: where sentences begin, in tokens, then the end. documents: the units that begin them, then the number.
-    chunks: the units that begin chunks, then the number. of: the document of each chunk. All int64. key: of the
-    chunks' target lengths."""
+    """units: where sentences begin, in tokens, then the end. documents: the units that begin them, then the number of
+    units. chunks: the units that begin chunks, then the number of units. of: the document of each chunk. All int64.
+    key: of the chunks' target lengths."""
 
     part: Any
     split: str
@@ -51,10 +50,10 @@ class Plan(NamedTuple):
 class SegmentPairs(MaskedRows):
     """Masked segment pairs.
 
-    In a batch types are 1 in B [SEP], else 0, segments 1, and 0 at padding; the label has its own name: 0 where B
-    follows A, 1 where B is random (NEXT_SENTENCE) or A follows B (SENTENCE_ORDER). A chunk of one sentence gets a
-    random B for NEXT_SENTENCE, as in BERT; it is of the same part. Where there is none to get (another label or none,
-    or a single document) it stands alone, as [CLS] A [SEP] with label -1: no label.
+    In a batch types are 1 in B [SEP], else 0; segments are 1, and 0 at padding. The label has its own name: 0 if B
+    follows A; 1 if B is random (NEXT_SENTENCE) or A follows B (SENTENCE_ORDER). For NEXT_SENTENCE, a chunk of one
+    sentence gets a random B of the same part, as in BERT. With another label, none, or a single document it stands
+    alone, as [CLS] A [SEP], with label -1: no label.
     """
 
     least = 5
@@ -88,20 +87,21 @@ class SegmentPairs(MaskedRows):
         return arrays | ({self.label: label} if self.label else {})
 
     def _targets(self, key, units):
-        """The length that a chunk beginning at each unit aims for: int64 [n]. key: one, or uint64 [n]."""
+        """Return the length that a chunk beginning at each unit aims for: int64 [n]. key: one, or uint64 [n]."""
         draw = noise.each(key, units.astype(np.uint32))
         short = round(SHORT * 2**32)
         return np.where(draw < short, 2 + draw * np.int64(self._room - 1) // short, self._room)
 
     def _chunk_ends(self, key, units):
-        """The unit after a chunk that begins at each, unless its document ends before: where the target is reached."""
+        """Return the unit after a chunk that begins at each unit: where the target is reached. Documents may end
+        before."""
         begin = units[:-1]
         return np.searchsorted(units, begin + self._targets(key, np.arange(len(begin))))
 
     def _segments(self, chosen, draws):
-        """Segments A and B before truncation: start and size, int64 [n, 2], in tokens; and the label, int32 [n].
+        """Return segments A and B before truncation (start and size, int64 [n, 2], in tokens) and the label, int32 [n].
 
-        What a plan has to be asked for is asked for as little as can be: a batch is of many, each with few rows.
+        Plans are called as rarely as possible: a batch has rows of many plans, a few of each.
         """
         first, last, document, documents, key = chosen.gather(_chunks)
         split = first + 1 + noise.below(draws[:, SPLIT], np.maximum(last - first - 1, 1))
@@ -112,7 +112,7 @@ class SegmentPairs(MaskedRows):
         label = np.where(alone, np.int32(-1), np.int32(0))
         heads = draws[:, COIN] < 1 << 31
         if self.label == SENTENCE_ORDER:
-            # Before the cut, which leaves the first of two long segments a token more: it must not tell the order
+            # Before the cut, which leaves the first of two long segments a token more: that must not reveal the order
             rows = np.flatnonzero(heads & ~alone)
             start[rows], end[rows], label[rows] = start[rows, ::-1], end[rows, ::-1], 1
         if self.label == NEXT_SENTENCE:
@@ -131,9 +131,10 @@ class SegmentPairs(MaskedRows):
         return start, end - start, label
 
     def _reached(self, units, unit, goal):
-        """The first unit boundary after each unit at or beyond a goal at most `length` tokens away, int64 [n].
+        """Return the first unit boundary after each unit that is at or beyond a goal, at most `length` tokens away:
+        int64 [n].
 
-        In steps of halving size, that stay near the unit: a binary search over a large corpus misses the cache.
+        Steps of halving size stay near the unit: a binary search over a large corpus misses the cache.
         """
         last = len(units) - 1
         for step in reversed(range(self.length.bit_length())):
@@ -142,7 +143,7 @@ class SegmentPairs(MaskedRows):
         return units[np.minimum(unit + 1, last)]
 
     def _laid_out(self, chosen, keys, start, size):
-        """The row arrays for segments A and B (start and size, int64 [n, 2]), masked."""
+        """Return the row arrays for segments A and B (start and size, int64 [n, 2]), masked."""
         row, column = np.arange(len(keys)), np.arange(self.length, dtype=np.int32)
         middle = size[:, 0] + 1  # A's [SEP]
         end = middle + 1 + size[:, 1] + (size[:, 1] > 0)
@@ -172,24 +173,24 @@ class SegmentPairs(MaskedRows):
 class SentencePairs(SegmentPairs):
     """Masked pairs of natural sentences: RoBERTa's SENTENCE-PAIR+NSP (Liu et al. 2019, section 4.2).
 
-    A and B are one sentence each: every second sentence of a document and the one after it, or in half of the rows, and
-    where a document's last one has none after it, one of another document at random. Rows hold far fewer tokens than
-    segment pairs; the paper takes more of them, so that a batch has as many tokens. A sentence longer than
-    the row is cut into pieces of half a row, which count as sentences; two that are longer together lose tokens as
-    segments do.
+    A and B are one sentence each: every second sentence of a document and the one after it. In half of the rows, and if
+    a document's last sentence has none after it, B is a random sentence of another document. Rows hold far fewer tokens
+    than segment pairs; the paper takes more rows, so that a batch has as many tokens. A sentence longer than the row is
+    cut into pieces of half a row, which count as sentences. A pair that is too long loses tokens as segments do.
     """
 
     def _targets(self, key, units):
-        """So that a random B ends with its first sentence."""
+        """0, so that a random B ends with its first sentence."""
         return np.zeros(len(units), np.int64)
 
     def _chunk_ends(self, key, units):
-        """The second one."""
+        """Return the unit after the second sentence."""
         return np.arange(len(units) - 1) + 2
 
 
 def _chunks(plan, _, example):
-    """Of each example the first unit, the one after the last, the document, how many there are, and the plan's key."""
+    """Return, for each example, its first unit, the unit after its last, its document, how many documents there are,
+    and the plan's key."""
     document, same = plan.of[example], np.ones(len(example), np.int64)
     documents, key = same * (len(plan.documents) - 1), np.full(len(example), plan.key, np.uint64)
     return plan.chunks[example], plan.chunks[example + 1], document, documents, key
@@ -201,7 +202,7 @@ def truncated(start: np.ndarray, size: np.ndarray, room: int, bits: np.ndarray) 
     start, size: int64 [n, 2], the segments in tokens. bits: uint32 [n, 2, words], the coins: a segment may lose up to
     32 * words tokens. Returns the new start and size.
     """
-    # What BERT's loop "drop a token of A if A is longer, else one of B" ends with
+    # The result of BERT's loop "drop a token of A if A is longer, else one of B"
     kept_b = np.minimum(size[:, 1], np.maximum(room - size[:, 0], room // 2))
     kept = np.stack([np.minimum(size[:, 0], room - kept_b), kept_b], 1)
     tosses = (size - kept)[:, :, None] - np.arange(0, 32 * bits.shape[2], 32)

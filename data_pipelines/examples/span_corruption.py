@@ -1,4 +1,4 @@
-"""Text with spans replaced by sentinels, and what stood there as the target (Raffel et al. 2020, arXiv:1910.10683,
+"""Text with spans replaced by sentinels, and the spans as the target (Raffel et al. 2020, arXiv:1910.10683,
 section 3.1.4, and the published `random_spans_noise_mask`), planned so that inputs and targets are full.
 
     text    Thank you for inviting me to your party last week
@@ -17,15 +17,15 @@ from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import Chosen
 from data_pipelines.examples.text_to_text import Stretches, as_batch
 
-NOISE, TEXT = range(2)  # streams of draws: lengths of spans, and between them
+NOISE, TEXT = range(2)  # streams of draws: the lengths of spans, and of the text between them
 
 
 @dataclass(frozen=True)
 class Corruption:
     """Which tokens are replaced. Raises UserError for values out of range."""
 
-    density: float = 0.15  # share of the tokens
-    span: float = 3.0  # mean tokens of a span
+    density: float = 0.15  # share of the tokens to replace
+    span: float = 3.0  # mean number of tokens in a span
 
     def __post_init__(self):
         if not 0 < self.density < 1:
@@ -35,7 +35,8 @@ class Corruption:
 
 
 class Sizes(NamedTuple):
-    """Of each row: tokens that are replaced and tokens that stay, and the spans of each, which take turns."""
+    """For each row: tokens that are replaced, tokens that stay, and the number of spans of each kind, which
+    alternate."""
 
     noise: int
     text: int
@@ -43,18 +44,19 @@ class Sizes(NamedTuple):
 
     @property
     def input(self) -> int:
-        """Tokens of the input: what stays, a sentinel for each span, and the end."""
+        """Tokens of the input: the text that stays, a sentinel for each span, and the end."""
         return self.text + self.spans + 1
 
     @property
     def target(self) -> int:
-        """Tokens of the target: a sentinel before each span, what stood there, and the end."""
+        """Tokens of the target: a sentinel before each span, the span, and the end."""
         return self.noise + self.spans + 1
 
 
 @functools.cache
 def sizes_of(length: int, corruption: Corruption) -> Sizes:
-    """Those of the longest text of which the input has `length` tokens. UserError where no text has such an input."""
+    """Return the sizes of the longest text whose input has `length` tokens. Raises UserError if no text has such an
+    input."""
 
     def of(tokens: int) -> Sizes:
         hidden = min(max(round(tokens * corruption.density), 1), tokens - 1)
@@ -77,7 +79,7 @@ def sizes_of(length: int, corruption: Corruption) -> Sizes:
 class SpanCorruption(Stretches):
     """Stretches of text with spans replaced, which fill inputs and targets.
 
-    Raises UserError where target_length is not that which follows.
+    Raises UserError if target_length is not the length that follows from the other settings.
     """
 
     corruption: Corruption = Corruption()
@@ -93,7 +95,7 @@ class SpanCorruption(Stretches):
 
     @property
     def sizes(self) -> Sizes:
-        """Of each row."""
+        """The sizes of each row."""
         return sizes_of(self.length, self.corruption)
 
     @property
@@ -104,8 +106,8 @@ class SpanCorruption(Stretches):
         super().check(corpus)
         if len(sentinels(corpus.special)) < self.sizes.spans:
             raise UserError(
-                f"corpus {corpus.path} has {len(sentinels(corpus.special))} sentinels, rows of length {self.length} "
-                f"need {self.sizes.spans}; prepare it with --specials t5, or with --sentinels 100"
+                f"corpus {corpus.path} has {len(sentinels(corpus.special))} sentinels, but rows of length "
+                f"{self.length} need {self.sizes.spans}; prepare it with --specials t5, or with --sentinels 100"
             )
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
@@ -113,7 +115,7 @@ class SpanCorruption(Stretches):
         hidden, begins = self._spans(keys)
         marks = np.array(sentinels(special)[: self.sizes.spans], np.int32)
 
-        def kept(stays, replaced):  # what stays, and a sentinel in place of each span of the rest
+        def kept(stays, replaced):  # the text that stays, and a sentinel for each replaced span
             with_marks = text.copy()
             with_marks[replaced] = np.tile(marks, len(text))
             return np.pad(with_marks[stays | replaced].reshape(len(text), -1), ((0, 0), (0, 1)), constant_values=end)
@@ -121,7 +123,7 @@ class SpanCorruption(Stretches):
         return as_batch(kept(~hidden, begins & hidden), kept(hidden, begins & ~hidden), special["pad"])
 
     def _spans(self, keys):
-        """Which tokens are hidden, and which begin a span of either kind: bool [n, tokens]."""
+        """Return which tokens are hidden, and which begin a span of either kind: bool [n, tokens]."""
         sizes = self.sizes
         lengths = np.empty((len(keys), 2 * sizes.spans), np.int64)
         lengths[:, ::2] = _parts(noise.bits(keys, noise.counters(TEXT, sizes.text - 1)), sizes.spans)
@@ -133,8 +135,9 @@ class SpanCorruption(Stretches):
 
 
 def _parts(bits: np.ndarray, parts: int) -> np.ndarray:
-    """Lengths of so many parts, at least 1 each, of n + 1 tokens, every way alike: int64 [rows, parts].   bits: uint32
-    [rows, n], of each place between two tokens; those with the smallest ones are cut."""
+    """Divide n + 1 tokens into `parts` lengths of at least 1, every division with the same probability: int64 [rows,
+    parts].   bits: uint32 [rows, n], one for each place between two tokens; the places with the smallest ones are
+    cut."""
     number = bits.shape[1] + 1
     cuts = np.sort(np.argsort(bits, axis=1, kind="stable")[:, : parts - 1], axis=1) + 1
     ends = np.pad(cuts, ((0, 0), (1, 1)), constant_values=((0, 0), (0, number)))
@@ -142,7 +145,7 @@ def _parts(bits: np.ndarray, parts: int) -> np.ndarray:
 
 
 def sentinels(special) -> list[int]:
-    """The tokens of sentinels 0, 1, ..., of the special tokens by role."""
+    """Return the tokens of sentinels 0, 1, ..., from the special tokens by role."""
     found = []
     while f"sentinel_{len(found)}" in special:
         found.append(special[f"sentinel_{len(found)}"])

@@ -1,5 +1,5 @@
-"""Rows of an input, which an encoder reads, and a target, which a decoder predicts: of documents with two segments, or
-of a text that is cut in two (Raffel et al. 2020, arXiv:1910.10683, sections 2.4 and 3.2.3)."""
+"""Rows of an input, which an encoder reads, and a target, which a decoder predicts: from documents of two segments, or
+from a text that is cut in two (Raffel et al. 2020, arXiv:1910.10683, sections 2.4 and 3.2.3)."""
 
 import abc
 from collections.abc import Mapping
@@ -13,14 +13,15 @@ from data_pipelines.examples.document_stream import DocumentStream, end_token
 from data_pipelines.examples.layout import Chosen, Feature, Piece, RowLayout
 from data_pipelines.examples.next_tokens import DocumentsPlan, PairLayout, PairsPlan
 
-CUT = 0  # the stream of draws of where a text is cut
+CUT = 0  # the stream of draws for where a text is cut
 
 
 @dataclass(frozen=True)
 class TextToText(RowLayout):
-    """Base of such layouts. A batch holds, of the encoder, tokens and segments [length]; of the decoder, decoder_tokens
-    (the targets after the token that pads), decoder_segments, targets and weights [target_length]. Segments and weights
-    are 1, and 0 at padding. least_target: as `least`, of targets."""
+    """Base of text-to-text layouts. A batch holds tokens and segments [length] for the encoder; decoder_tokens (the
+    padding token, then the targets shifted by one), decoder_segments, targets and weights [target_length] for the
+    decoder. Segments and weights are 1, and 0 at padding. least_target: the shortest target_length with room for
+    text."""
 
     least, least_target = 4, 2
 
@@ -49,15 +50,17 @@ class TextToText(RowLayout):
 
 @dataclass(frozen=True)
 class Pairs(PairLayout, TextToText):
-    """Rows of one document each, of two segments: its control code, or another value's token, where it has one, the
-    input and an end token; and the target with one. What does not fit is cut from the ends."""
+    """Rows of one document each, of two segments: an encoder row with the document's control code or other value's
+    token, if it has one, the input and an end token; and a decoder row with the target and an end token. Segments that
+    do not fit are cut at their ends."""
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         tokens, inputs, targets, ends = chosen.gather(self._read)
         return as_batch(tokens, targets, chosen.plans[0].part.corpus.special["pad"], (inputs, ends))
 
     def _read(self, plan: PairsPlan, _, example: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Inputs and targets, and the places of their end tokens: int32 [n, length], [n, target_length], int64 [n]."""
+        """Return inputs and targets, and the places of their end tokens: int32 [n, length], [n, target_length], int64
+        [n]."""
         lead, end = int(plan.prefixes is not None), end_token(plan.part.corpus)
 
         def read(begins, sizes, length, lead):
@@ -75,13 +78,13 @@ class Pairs(PairLayout, TextToText):
 
 @dataclass(frozen=True)
 class Stretches(TextToText):
-    """Base of rows of a part's documents one after the other, each with its end token, cut every `size` tokens; the
-    last one ends with them and begins as much earlier."""
+    """Base of layouts that cut a part's documents, one after the other and each with its end token, every `size`
+    tokens. The last row ends with the part, so it overlaps the one before."""
 
     @property
     @abc.abstractmethod
     def size(self) -> int:
-        """Tokens of the text of each row."""
+        """Tokens of text in each row."""
 
     def examples_of(self, sizes):
         return -(-(sizes["tokens"] + sizes["documents"]) // self.size)
@@ -93,7 +96,8 @@ class Stretches(TextToText):
         return DocumentsPlan(stream, -(-stream.total // self.size) if stream.total >= self.size else 0)
 
     def stretches(self, chosen: Chosen) -> tuple[np.ndarray, Mapping[str, int], int]:
-        """The text of each row int32 [n, size], the special tokens by role, and the one that ends documents."""
+        """Return the text of each row, int32 [n, size], the special tokens by role, and the token that ends
+        documents."""
 
         def read(plan: DocumentsPlan, _, example: np.ndarray) -> tuple[np.ndarray]:
             start = np.minimum(example * self.size, plan.stream.total - self.size)
@@ -106,8 +110,9 @@ class Stretches(TextToText):
 
 @dataclass(frozen=True)
 class Halves(Stretches):
-    """Rows of a text cut anywhere, the first part of which is the input (a prefix language model), and an end token
-    behind both; or with `causal` of one that is all the target, of an input that is an end token alone."""
+    """Rows of a text that is cut anywhere: the first part is the input (a prefix language model), the second the
+    target, and an end token follows each. With `causal` all of the text is the target, and the input is only an end
+    token."""
 
     least_target = 3
 
@@ -135,8 +140,9 @@ class Halves(Stretches):
 def as_batch(
     tokens: np.ndarray, targets: np.ndarray, start: int, ends: tuple[np.ndarray, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
-    """Inputs and targets, int32 [n, length] and [n, target_length].   start: the token before each target's first.
-    ends: int64 [n] of both, the places of their end tokens, behind which is padding; None where rows are full."""
+    """Return the batch of inputs and targets, int32 [n, length] and [n, target_length].   start: the token before each
+    target's first.   ends: for each of both, int64 [n], the places of the end tokens, after which is padding; None if
+    rows are full."""
 
     def real(array, ends):
         return (np.arange(array.shape[1]) <= ends[:, None]).astype(np.int32)

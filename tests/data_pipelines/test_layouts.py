@@ -189,7 +189,7 @@ ERRORS = [
     (lambda: ContiguousStreams(900), "tokens, too few for a batch of 4 rows of"),
     (lambda: StridedDocuments(8, 9), "--stride 9: give a number from 1 to the length of the rows, 8"),
     (lambda: Permuting(k=0), "permuting.k=0: must be at least 1"),
-    (lambda: PackedSentences(32, global_tokens=-1), "^globals=-1: must be from 0, for none, to the row's length"),
+    (lambda: PackedSentences(32, global_tokens=-1), "^globals=-1: must be from 0 .none. to the row's length"),
     (lambda: SentenceGlobals(48, globals=49), "globals=49 with length=48: must be from 1 to 48"),
     (lambda: Masking(rate=0), "must be"),
     (lambda: Masking(mask=0.8, random=0.3), "must be"),

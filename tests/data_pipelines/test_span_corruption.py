@@ -86,7 +86,7 @@ def test_every_way_to_cut_spans_is_alike_and_another_epoch_cuts_otherwise(tmp_pa
 def test_what_rows_need_is_asked_for(tmp_path):
     with pytest.raises(UserError, match="target_length=30: .* targets have 29 tokens; set it to 29"):
         SpanCorruption(128, 30)
-    with pytest.raises(UserError, match="has 0 sentinels, rows of length 128 need 7; prepare it with --specials t5"):
+    with pytest.raises(UserError, match="has 0 sentinels, but rows of length 128 need 7; prepare it with --specials"):
         make_examples(layout(128), written(tmp_path, numbered([[9]]), SPECIAL), "train", 1, seed=0)
     with pytest.raises(UserError, match=r"density=1.0: must be"):
         Corruption(1.0)

@@ -200,5 +200,5 @@ def test_hosts_together_build_the_global_batch_and_any_step_alone(of_parts):
 
 
 def test_an_odd_number_of_rows_of_a_lane_is_said(of_parts):
-    with pytest.raises(UserError, match="3 rows in a lane are no multiple of 2"):
+    with pytest.raises(UserError, match="3 rows in a lane are not a multiple of 2"):
         make_examples(PermutedSpans(512), of_parts, "train", 6, 3, Order(2))

@@ -151,7 +151,7 @@ def test_rates_that_cannot_be_are_refused_without_a_corpus(rates, tasks, said):
 def test_batch_sizes_that_lanes_do_not_divide_are_an_error_that_names_both():
     with pytest.raises(UserError, match=r"phases.1.batch_size=16 is not a multiple of order.lanes=3"):
         check(tiny.bert(order=Order(3), phases=(Phase(0.5, 32, 9), Phase(0.5, 32, 16))))
-    with pytest.raises(UserError, match="1 rows in a lane are no multiple of 2"):
+    with pytest.raises(UserError, match="1 rows in a lane are not a multiple of 2"):
         check(tiny.xlnet(order=Order(8)))
 
 

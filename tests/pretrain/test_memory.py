@@ -127,7 +127,7 @@ def test_a_model_without_a_class_at_hugging_face_has_an_export_of_its_own(whole,
     "make, phase, said",
     [
         (tiny.xlnet, Phase(1.0, 12, 8), "length 12 leaves no room .* reuse_len 8"),
-        (tiny.xlnet, Phase(1.0, 32, 7), "7 rows in a lane are no multiple of 2"),
+        (tiny.xlnet, Phase(1.0, 32, 7), "7 rows in a lane are not a multiple of 2"),
         (tiny.transformer_xl, Phase(1.0, 32, 10**6), "too few for a batch of 1000000 rows of 32"),
     ],
 )

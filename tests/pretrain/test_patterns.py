@@ -97,7 +97,7 @@ def test_of_a_dense_recipe_there_is_nothing_to_draw(tmp_path, capsys):
         (["--layer", 2], "--layer 2: there are 2; give one from 0 to 1"),
         (["--out", "pattern"], "--out pattern: no picture's name ends like this; use .png"),
         (["--length", 2**22], "--length 4194304: 2 x 2 tables of 262,144 x 262,144 blocks are too many to draw"),
-        (["--objective.globals", 300], "objective.globals=300: must be from 0, for none, to the row's"),
+        (["--objective.globals", 300], "objective.globals=300: must be from 0 (none) to the row's"),
     ],
 )
 def test_what_cannot_be_drawn_is_said_in_one_line(options, said, tmp_path, monkeypatch, capsys):
