@@ -238,7 +238,7 @@ class RowExamples(Examples):
             windows.append(window)
             networks.append((window.key, of_epoch, window.size))
         # Lay the windows end to end, so that one search finds the piece that each row is of
-        starts, sizes = (np.array([getattr(window, name) for window in windows]) for name in ("start", "size"))
+        starts, sizes = np.array([(window.start, window.size) for window in windows]).T
         parts, begins, ends = (np.concatenate(arrays) for arrays in [*zip(*windows, strict=True)][:3])
         after = np.cumsum(ends - begins)
         inside = permute_each(networks, which, place - starts[which]) + (np.cumsum(sizes) - sizes)[which]

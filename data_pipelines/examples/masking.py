@@ -61,7 +61,9 @@ class Masking:
                 "whole words; set it to word_starts"
             )
         if not 0 <= self.copies < 2**31:
-            raise UserError(f"objective.masking.copies={self.copies}: must be at least 0 and below 2**31 (BERT: 10)")
+            raise UserError(
+                f"objective.masking.copies={self.copies}: must be at least 0 (always new) and below 2**31 (BERT: 10)"
+            )
 
 
 class SpecialTokens(NamedTuple):

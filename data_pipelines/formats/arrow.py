@@ -1,5 +1,5 @@
-"""`arrow:` a data set that Hugging Face's `save_to_disk` wrote: a folder with state.json, which names files of Arrow's
-IPC streams. Read with pyarrow alone."""
+"""`arrow:` a data set written by Hugging Face's `save_to_disk`: a folder with state.json, which names files that are
+Arrow IPC streams. Read with pyarrow alone."""
 
 import json
 import os
@@ -39,18 +39,19 @@ def _data_files(source: Source) -> list[str]:
 
 
 def _json(path: str) -> dict | None:
-    """What a file holds; None where there is none."""
+    """Return the JSON in a file, None if there is no file."""
     try:
         with files.reading(path) as file:
             return json.loads(file.read())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
-        raise UserError(f"{printable(path)}: is no JSON ({error}); save the data set again") from error
+        raise UserError(f"{printable(path)}: is not JSON ({error}); save the data set again") from error
 
 
 def _batches(source: Source, path: str) -> Iterator[Range]:
-    """Batches of records together up to SHARD bytes; all of a file that is damaged or has dictionaries between them."""
+    """Yield groups of record batches up to SHARD bytes, or the whole file if it is damaged or has dictionaries among
+    them."""
     found, ends = look(path), []
     with suppress(files.Unreadable), files.reading(path, files.ARROW_DAMAGE) as file:
         names = pyarrow.ipc.open_stream(pyarrow.PythonFile(file, mode="r")).schema.names
@@ -68,7 +69,7 @@ def _batches(source: Source, path: str) -> Iterator[Range]:
 
 
 class _Heads:
-    """A file of which little is read: what is asked for in one long piece, as the body of a message is, is zeros."""
+    """A file of which little is read: the answer to a long read, as of a message's body, is zeros."""
 
     closed = False
 
@@ -83,7 +84,7 @@ class _Heads:
 
 
 def _ends(file: files.Watched) -> list[int]:
-    """Where the schema of a stream ends and each batch of records; [] where there is something else among them."""
+    """Return where the schema and each record batch of a stream end; [] if there is anything else among them."""
     file.seek(0)
     heads, ends = _Heads(file), []
     stream = pyarrow.PythonFile(heads, mode="r")

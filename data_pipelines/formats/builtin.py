@@ -1,7 +1,7 @@
-"""English that every CPython carries: the language reference (`pydoc_data.topics`) and the library's docstrings.
+"""English text that comes with every CPython: the language reference (`pydoc_data.topics`) and the library's
+docstrings.
 
-Both are taken from source files with `ast`: nothing is imported or executed. The text depends on the version
-of Python.
+Both are taken from source files with `ast`: nothing is imported or executed. The text depends on the version of Python.
 """
 
 import ast
@@ -18,12 +18,13 @@ from data_pipelines.formats.listing import look
 from data_pipelines.formats.source import Format, NoOptions
 
 TOPICS = Path("pydoc_data", "topics.py")
-# Test suites hold few sentences and many fixtures; the others are not part of the standard library.
+# Tests have few sentences and many fixtures; the other folders are not part of the standard library.
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
 def files() -> list[Path]:
-    """The topics file, then the library's modules in order of path. UserError where Python lacks the topics."""
+    """Return the topics file, then the library's modules in order of path. Raises UserError if Python lacks the
+    topics."""
     library = Path(sysconfig.get_paths()["stdlib"])
     if not (library / TOPICS).is_file():
         raise UserError(f"--source builtin: this Python lacks {library / TOPICS}; use a complete CPython, or text:DIR")
@@ -32,7 +33,8 @@ def files() -> list[Path]:
 
 
 def documents(path: str | Path) -> Iterator[str]:
-    """Each topic of the topics file, or the docstrings of a module, if it has any, as one document."""
+    """Yield each topic of the topics file as a document, or the docstrings of a module, if it has any, as one
+    document."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (SyntaxError, ValueError):  # lib2to3 and others keep files that are Python 2 or broken on purpose
@@ -45,7 +47,7 @@ def documents(path: str | Path) -> Iterator[str]:
 
 
 def docstrings(node: ast.AST) -> Iterator[str]:
-    """The docstrings of a module, its classes and functions, in order of appearance, indentation removed."""
+    """Yield the docstrings of a module, its classes and functions, in order of appearance, with indentation removed."""
     for child in ([node] if isinstance(node, ast.Module) else []) + list(ast.iter_child_nodes(node)):
         if isinstance(child, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(child, clean=False)

@@ -1,9 +1,10 @@
-"""`conll:` files of a token a line with its columns, and a blank line between sentences: CoNLL-2003 and the like, or
-CoNLL-U of Universal Dependencies. Tokens are joined to text, a sentence a line; the label column becomes annotations.
+"""`conll:` files with one token and its columns per line, and a blank line between sentences: CoNLL-2003 and the like,
+or CoNLL-U of Universal Dependencies. Tokens are joined to text, one sentence per line; the label column becomes
+annotations.
 
-In CoNLL-2003 the first column is the token and the last one its label; in CoNLL-U (ten columns) FORM and UPOS, a word
-that is written with its neighbour has SpaceAfter=No, and a span such as 1-2 is one token with the labels of its words.
-`-DOCSTART-` and `# newdoc` begin a document, and so does a file.
+In CoNLL-2003 the first column is the token and the last one its label. In CoNLL-U (ten columns) these are FORM and
+UPOS; a word that is written together with the next one has SpaceAfter=No, and a range such as 1-2 is one token with the
+labels of its words. `-DOCSTART-` and `# newdoc` begin a document, and so does a file.
 """
 
 import functools
@@ -20,11 +21,11 @@ from data_pipelines.formats.problems import MALFORMED, Problems
 from data_pipelines.formats.source import Decoding, Format, Range, Source
 from data_pipelines.store.fields import Field
 
-# The last are those of CoNLL-2003's own files. A treebank's folder has its plain text, too, in .txt
+# .train to .testb are those of CoNLL-2003. Not .txt: a treebank's folder also has its plain text, in .txt files
 SUFFIXES = (".conllu", ".conll", ".iob", ".iob2", ".bio", ".bioes", ".bmes", ".train", ".dev", ".test", ".testa",
             ".testb")  # fmt: skip
 BORDERS = (b"-DOCSTART-", b"# newdoc")
-NUMBER = re.compile(r"(\d+)(?:-(\d+))?$")  # a word of CoNLL-U, or a span of them; 8.1 is one that is not written
+NUMBER = re.compile(r"(\d+)(?:-(\d+))?$")  # a word of CoNLL-U, or a range of words; a word like 8.1 is not written
 UNSPACED = ("zh", "ja")  # languages written without spaces between words
 
 
@@ -32,8 +33,8 @@ UNSPACED = ("zh", "ja")  # languages written without spaces between words
 class Options(Decoding):
     """Which columns are read, counted from 1."""
 
-    token_column: int | None = None  # the first; in CoNLL-U the second
-    label_column: int | None = None  # the last; in CoNLL-U the fourth, UPOS. 0: no labels
+    token_column: int | None = None  # None: the first; in CoNLL-U the second
+    label_column: int | None = None  # None: the last; in CoNLL-U the fourth, UPOS. 0: no labels
 
     def __post_init__(self):
         for name, column, least in (("token", self.token_column, 1), ("label", self.label_column, 0)):
@@ -46,7 +47,7 @@ class Token(NamedTuple):
 
     text: str
     label: str | None
-    before: str  # what stands between it and the token before
+    before: str  # the text between this token and the one before
 
 
 def _to_document(file: BinaryIO, place: int) -> None:
@@ -59,7 +60,7 @@ def _to_document(file: BinaryIO, place: int) -> None:
 
 
 def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]:
-    """Documents, long ones in pieces that end with a sentence."""
+    """Yield documents; long ones come in pieces that end with a sentence."""
     held: list[Token] = []
     size, continues, name = 0, False, ""
     read = _universal if _is_universal(part) else _plain
@@ -78,7 +79,7 @@ def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]
 
 
 def _document(tokens: list[Token], continues: bool, name: str) -> Document:
-    """The text of tokens, with an annotation for each label."""
+    """Join tokens to a document, with an annotation for each label."""
     if not continues:
         tokens[0] = tokens[0]._replace(before="")
     ends = list(itertools.accumulate(len(token.before) + len(token.text) for token in tokens))
@@ -89,13 +90,13 @@ def _document(tokens: list[Token], continues: bool, name: str) -> Document:
 
 
 def _is_universal(part: Range) -> bool:
-    """Whether the lines at its beginning are those of CoNLL-U."""
+    """Return whether the first lines of a range are CoNLL-U."""
     columns = (line.split(b"\t") for line in itertools.islice(files.lines(files.range_blocks(part)), 200) if line)
     return any(len(found) == 10 and NUMBER.match(found[0].decode("utf-8", "replace")) for found in columns)
 
 
 def _lines(source: Source, part: Range, problems: Problems) -> Iterator[tuple[str | None, str]]:
-    """(a line, where it is), '' between sentences; (None, its id) where a document begins."""
+    """Yield (line, its location): '' between sentences, and (None, document id) where a document begins."""
     for number, line in enumerate(files.lines(files.range_blocks(part)), 1):
         where = f"{part.path}, line {number}" + (f" after byte {part.start}" if part.start else "")
         if line is not None and line.startswith(BORDERS):
@@ -105,7 +106,7 @@ def _lines(source: Source, part: Range, problems: Problems) -> Iterator[tuple[st
 
 
 def _plain(lines: Iterator[tuple[str | None, str]], source: Source, problems: Problems) -> Iterator[Token | str]:
-    """The tokens of lines such as those of CoNLL-2003; a document's id, "" without one, where it begins."""
+    """Yield the tokens of lines in the style of CoNLL-2003, and a document's id ("" if it has none) where it begins."""
     token_column, label_column = source.options.token_column or 1, source.options.label_column
     space, before = _space(source), ""
     for line, where in lines:
@@ -125,11 +126,11 @@ def _plain(lines: Iterator[tuple[str | None, str]], source: Source, problems: Pr
 
 
 def _universal(lines: Iterator[tuple[str | None, str]], source: Source, problems: Problems) -> Iterator[Token | str]:
-    """The same of CoNLL-U."""
+    """Yield the same for CoNLL-U."""
     token_column = source.options.token_column or 2
     label_column = 4 if source.options.label_column is None else source.options.label_column
     space, before = _space(source), ""
-    last, span, labels = 0, ("", ""), []  # a span of words: its last one's number, (text, what follows), labels so far
+    last, span, labels = 0, ("", ""), []  # a range of words: last number, (text, space after), labels so far
     for line, where in lines:
         if not line:
             before, last = "\n", 0
@@ -143,7 +144,7 @@ def _universal(lines: Iterator[tuple[str | None, str]], source: Source, problems
         number = NUMBER.match(columns[0])
         if len(columns) < 10 or not number:
             if "." not in columns[0]:
-                problems.note(MALFORMED, f"{where}: no line of CoNLL-U")
+                problems.note(MALFORMED, f"{where}: not a line of CoNLL-U")
             continue
         written = columns[token_column - 1], "" if "SpaceAfter=No" in columns[9].split("|") else space
         if number[2]:

@@ -1,7 +1,7 @@
-"""Texts as bytes or str to Documents: decoded, and cut where they are long, by one rule for all formats.
+"""Turn texts, bytes or str, into Documents: decode them and cut long ones, by one rule for all formats.
 
 A text is cut once in every WINDOW of its UTF-8: after the window's last newline, else after its last white space, else
-between characters. So pieces have at most two windows, and the same text has the same pieces wherever it comes from and
+between characters. So a piece has at most two windows, and a text has the same pieces wherever it comes from and
 wherever its reader began.
 """
 
@@ -17,7 +17,7 @@ WINDOW = 1 << 19  # bytes
 
 
 def cut_of(window: bytes, following: bytes) -> int:
-    """Where a text is cut in a window of it that is followed by `following`: in [1, len(window)]."""
+    """Return where a text is cut in a window that is followed by `following`: a place in [1, len(window)]."""
     if space := window.rfind(b"\n") + 1 or max(window.rfind(b" "), window.rfind(b"\t")) + 1:
         return space
     data, end = window + following[:1], len(window)
@@ -26,9 +26,9 @@ def cut_of(window: bytes, following: bytes) -> int:
 
 
 def pieces(blocks: Iterable[bytes], start: int = 0) -> Iterator[bytes]:
-    """The same bytes in pieces; `start`: 0, or the cut of the document at which they begin."""
+    """Yield the same bytes in pieces. start: 0, or the cut in the document at which the bytes begin."""
     held = b""
-    border = -(-start // WINDOW) * WINDOW + WINDOW - start  # in `held`; the one before was used by the cut at `start`
+    border = -(-start // WINDOW) * WINDOW + WINDOW - start  # in `held`; the cut at `start` belongs to the border before
     for block in blocks:
         held += block
         while len(held) > border:
@@ -42,7 +42,7 @@ def pieces(blocks: Iterable[bytes], start: int = 0) -> Iterator[bytes]:
 
 
 def decode(data: bytes, undecodable: str) -> str | None:
-    """UTF-8 without a byte order mark; what is none becomes U+FFFD, or all of it None ('skip')."""
+    """Decode UTF-8 and drop a byte order mark. Invalid bytes become U+FFFD or, with 'skip', the result is None."""
     try:
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError:
@@ -50,14 +50,14 @@ def decode(data: bytes, undecodable: str) -> str | None:
 
 
 def readable(data: bytes | str | None, source, where: str, problems: Problems) -> str | None:
-    """Text that can be encoded as UTF-8; None where there is none. data: None of what was too long. A str may hold lone
-    surrogates, which JSON can escape: as undecodable."""
+    """Return text that can be encoded as UTF-8, or None, with a problem noted. data: None for a record that was too
+    long; a str may hold lone surrogates, which JSON can escape and which count as undecodable."""
     if data is None:
         problems.note(TOO_LONG, where)
         return None
     if isinstance(data, str):
         try:
-            for at in range(0, len(data), WINDOW):  # never a second copy of a long one
+            for at in range(0, len(data), WINDOW):  # avoids a second copy of a long text
                 data[at : at + WINDOW].encode()
             return data.removeprefix("\ufeff")
         except UnicodeEncodeError:
@@ -70,16 +70,16 @@ def readable(data: bytes | str | None, source, where: str, problems: Problems) -
 
 
 def document_of(record: Mapping, source, where: str, problems: Problems) -> Iterator[Document]:
-    """The document of a record that has the source's fields: one is its text, several are its segments; of two, an
-    input and its target, none may be empty."""
+    """Yield the document of a record, which has the source's fields. A single field is its text, several are its
+    segments; of two, an input and its target, neither may be empty."""
     texts, of_pairs = [], len(source.options.fields) == 2
     for name in source.options.fields:
-        one = record[name]
-        if not isinstance(one, str | bytes) or len(one) > files.LARGEST_RECORD:
-            problem, absent = TOO_LONG if isinstance(one, str | bytes) else NOT_TEXT, HALF if of_pairs else EMPTY
-            problems.note(absent if one is None else problem, where)
+        value = record[name]
+        if not isinstance(value, str | bytes) or len(value) > files.LARGEST_RECORD:
+            problem, absent = TOO_LONG if isinstance(value, str | bytes) else NOT_TEXT, HALF if of_pairs else EMPTY
+            problems.note(absent if value is None else problem, where)
             return
-        text = readable(one, source, where, problems)
+        text = readable(value, source, where, problems)
         if text is None:
             return
         texts.append(text)
@@ -91,29 +91,29 @@ def document_of(record: Mapping, source, where: str, problems: Problems) -> Iter
 
 
 def documents_of(batch: pyarrow.RecordBatch, source, part, problems: Problems) -> Iterator[Document]:
-    """Those of its rows, one at a time."""
+    """Yield the documents of a record batch's rows."""
     for row in range(batch.num_rows):
         record = {name: _value(batch[name][row]) for name in source.columns}
         yield from document_of(record, source, part.path, problems)
 
 
 def _value(cell: pyarrow.Scalar) -> object:
-    """What a cell holds; as bytes a string that is no UTF-8, which Arrow and Parquet do not check."""
+    """Return a cell's value; a string that is not UTF-8, which Arrow and Parquet do not check, as bytes."""
     try:
         return cell.as_py()
     except UnicodeDecodeError:
-        held = getattr(cell, "value", cell)  # of a dictionary
+        held = getattr(cell, "value", cell)  # a dictionary's cell holds another one
         return held.as_buffer().to_pybytes() if isinstance(held, pyarrow.BinaryScalar) else held  # or no text
 
 
 def segments_of(options) -> tuple[str, ...]:
-    """The names of the segments that `document_of` makes."""
+    """Return the names of the segments that `document_of` makes."""
     return options.fields if len(options.fields) > 1 else ("text",)
 
 
 def documents(source, texts: Sequence[str], names: Sequence[str] = ("text",)) -> Iterator[Document]:
-    """A document of texts that are in memory, which are its segments, the first after the source's task prefix; a long
-    one in pieces, each of one segment."""
+    """Yield a document of texts in memory, which become its segments; the source's task prefix is put before the first.
+    A long document comes in pieces of one segment each."""
     texts = [source.task_prefix + texts[0], *texts[1:]]
     languages = source.language.split(",") if "," in source.language else [""] * len(names)
     segments = tuple(map(Segment, names, texts, languages))
@@ -126,7 +126,7 @@ def documents(source, texts: Sequence[str], names: Sequence[str] = ("text",)) ->
 
 
 def _pieces(text: str) -> Iterator[str]:
-    if len(text) <= WINDOW // 4:  # of at most four bytes each
+    if len(text) <= WINDOW // 4:  # a character has at most four bytes
         yield text
         return
     blocks = (text[at : at + WINDOW].encode() for at in range(0, len(text), WINDOW))

@@ -1,9 +1,8 @@
-"""`fasta:` files of sequences: a line that begins with '>' is a header, and what follows it, without its line ends and
-other white space, is a document, in capitals: small letters mark repeats, in the same alphabet. Lines that begin with
-';' are comments.
+"""`fasta:` files of sequences. A line that begins with '>' is a header; the lines after it, without white space and in
+capitals, are a document (small letters mark repeats in the same alphabet). Lines that begin with ';' are comments.
 
-In nucleotides a run of GAP or more Ns, which stand for what nobody has read, ends a document, and another one begins
-after it; fewer are letters that are not known. In proteins, N is an amino acid.
+In nucleotides a run of GAP or more Ns, which stand for unread letters, ends a document, and another one begins after
+it; fewer Ns are unknown letters of the sequence. In proteins, N is an amino acid.
 """
 
 import contextlib
@@ -23,21 +22,21 @@ from data_pipelines.formats.source import Format, NoOptions, Range, Source
 
 SUFFIXES = (".fasta", ".fa", ".fna", ".ffn", ".faa", ".frn", ".fas")
 WHITE = string.whitespace.encode()
-GAP = 10  # from which on NCBI's assemblies count Ns as a gap
+GAP = 10  # the fewest Ns that NCBI's assemblies count as a gap
 GAPS = re.compile(rb"N{%d,}" % GAP)
-PROTEIN = re.compile(rb"[EFILPQ]")  # letters of amino acids which are none of nucleotides, known or not
-TOLD = 1000  # letters that tell which of them a sequence is
+PROTEIN = re.compile(rb"[EFILPQ]")  # letters of amino acids that no nucleotide has
+TOLD = 1000  # letters that decide which of the two a sequence is
 
 
 def _cut(source: Source, found: Found) -> Iterator[Range]:
-    """UserError for a file with something before its first header."""
+    """Cut a file into ranges. Raises UserError if there is text before its first header."""
     begin = b""
-    with contextlib.suppress(files.Unreadable):  # its reader counts it
+    with contextlib.suppress(files.Unreadable):  # the reader counts it
         begin = next(files.blocks(found.path), b"").lstrip()[:1]
     if begin not in (b">", b";", b""):
         raise UserError(
-            f"--source {source}: {printable(found.path)} does not begin with '>', so it is no FASTA; "
-            "name the files that are with a pattern such as 'DIR/*.fa'"
+            f"--source {source}: {printable(found.path)} does not begin with '>', so it is not FASTA; "
+            "name the FASTA files with a pattern such as 'DIR/*.fa'"
         )
     return files.cut_at(_to_header, source, found)
 
@@ -68,14 +67,15 @@ def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]
                 name, _, said = headers[number].decode("utf-8", "replace").removeprefix(">").strip().partition(" ")
                 yield plain(text, index > 0)._replace(values={"id": name, "description": said})
                 empty = False
-        if empty and number:  # else there was nothing before the first header
+        if empty and number:  # number 0 has no header
             problems.note(EMPTY, part.path)
     if replaced:
         problems.note(REPLACED, part.path)
 
 
 def _sequences(blocks: Iterator[bytes], headers: list[bytes]) -> Iterator[tuple[int, bytes]]:
-    """(which header it follows, letters), some letters for each block, none for each header; headers gets them."""
+    """Yield (number of the header before, letters): some for each block, none for each header. `headers` gets the
+    headers."""
     number, in_header, begins, kept = 0, False, True, False
     for block in blocks:
         letters = []
@@ -100,7 +100,7 @@ def _joined(lines: list[bytes]) -> bytes:
 
 
 def _stretches(blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
-    """(which stretch of the sequence they are of, letters): one ends with each gap."""
+    """Yield (number of the stretch, letters); a gap ends a stretch of the sequence."""
     told = b""
     for block in blocks:
         told += block
@@ -109,7 +109,7 @@ def _stretches(blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
     if PROTEIN.search(told[:TOLD]):
         yield from ((0, block) for block in (told, *blocks))
         return
-    number, held = 0, b""  # Ns at the end of a block: how many they are the next one tells
+    number, held = 0, b""  # Ns at the end of a block may continue in the next
     for block in itertools.chain([told], blocks):
         read = held + block
         letters = read.rstrip(b"N")

@@ -1,4 +1,4 @@
-"""Bytes of files, plain and compressed, on a disk or in a store: blocks of bounded size, lines and records."""
+"""Read bytes of files, plain or compressed, local or in a store: blocks of bounded size, lines and records."""
 
 import bz2
 import errno
@@ -22,24 +22,24 @@ from data_pipelines.formats.problems import printable
 from data_pipelines.formats.source import Range, Source
 
 BLOCK = 1 << 20  # bytes read at a time
-ASKED_AT_ONCE = 16  # files of a store that are looked at together
-LOOK = 1 << 16  # bytes asked for where only the next line's end is looked for
-LARGEST_RECORD = 256 << 20  # bytes; what must be whole in memory may not be longer
-LONGEST_WINDOW = 1 << 31  # bytes that a .zst file may look back: the most that `zstd --long` takes
+ASKED_AT_ONCE = 16  # files of a store to look at together
+LOOK = 1 << 16  # bytes per request when only the end of a line is wanted
+LARGEST_RECORD = 256 << 20  # bytes; a record must fit in memory as a whole
+LONGEST_WINDOW = 1 << 31  # bytes that a .zst file may look back: the most that `zstd --long` allows
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)  # raised by what decompresses
+DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)  # raised by decompressors
 Item = TypeVar("Item")
 ARROW_DAMAGE = (*DAMAGE, ValueError, pyarrow.ArrowException)
 
 
 class Unreadable(Exception):
-    """A file ended early or is corrupt; what was yielded before is sound."""
+    """A file ended early or is corrupt. Data that was yielded before is sound."""
 
 
 class Watched:
-    """An open file that remembers how reading it failed, which tells that from damage in what was read.
+    """An open file that remembers an error of reading, which tells it from damage in the data.
 
-    block_size: how many bytes a store is asked for beyond what is read; None: what suits reading all of it.
+    block_size: bytes that a store is asked for beyond what is read; None: a size that suits reading the whole file.
     """
 
     def __init__(self, path: str, block_size: int | None = None):
@@ -55,7 +55,8 @@ class Watched:
         return self._try(lambda: self.file.read(size))
 
     def readline(self, size: int) -> bytes:
-        """The rest of a line, or its next bytes, at most so many; from a store, whose files have no such, fewer."""
+        """Return the rest of a line, or at most `size` bytes of it; from a store, which cannot read lines, perhaps
+        fewer."""
         if not self.remote:
             return self._try(lambda: self.file.readline(size))
         place = self.tell()
@@ -81,7 +82,7 @@ class Watched:
         except (UserError, OSError) as error:
             self.error = error
             raise
-        except Exception as error:  # whatever a store's package raises
+        except Exception as error:  # a store's package may raise anything
             self.error = OSError(errno.EIO, f"{type(error).__name__}: {error}", self.path)
             raise self.error from error
 
@@ -90,8 +91,8 @@ class Watched:
 def reading(
     path: str, damage: tuple[type[Exception], ...] = DAMAGE, block_size: int | None = None
 ) -> Iterator[Watched]:
-    """An open file. What is damaged in it raises Unreadable; when it cannot be read (a disk, a network, a permission),
-    the OSError that says so is raised: another time it may be read."""
+    """Open a file. Damage in it raises Unreadable. If it cannot be read (a disk, a network, a permission), the OSError
+    is raised: another time it may be read."""
     file = Watched(path, block_size)
     try:
         yield file
@@ -104,14 +105,14 @@ def reading(
 
 
 def blocks(path: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """Bytes [start, end) of a plain file, or all of a compressed file's content. Raises Unreadable."""
+    """Yield bytes [start, end) of a plain file, or all of a compressed file's content. Raises Unreadable."""
     suffix = path[path.rfind(".") :].lower()
-    with reading(path, block_size=None if end is None else BLOCK) as file:  # little is read beyond a range
+    with reading(path, block_size=None if end is None else BLOCK) as file:  # read little beyond a range
         if suffix == ".zst":
             yield from _zstandard_blocks(file)
         elif is_compressed(path):
             with OPENERS[suffix](file) as content:
-                while block := content.read1(BLOCK):  # read() would drop what came before an error
+                while block := content.read1(BLOCK):  # read() would drop the data before an error
                     yield block
         else:
             file.seek(start)
@@ -122,7 +123,7 @@ def blocks(path: str, start: int = 0, end: int | None = None) -> Iterator[bytes]
 
 
 def range_blocks(part: Range) -> Iterator[bytes]:
-    """The bytes of a range of a file."""
+    """Yield the bytes of a range of a file."""
     return blocks(part.path, part.start, part.end)
 
 
@@ -130,7 +131,7 @@ def _zstandard_blocks(file: Watched) -> Iterator[bytes]:
     # zstandard's stream_reader takes a truncated file for a complete one; an object per frame knows its end.
     decompressor = zstandard.ZstdDecompressor(max_window_size=LONGEST_WINDOW)
     frame, rest = None, b""
-    while rest or (rest := file.read(BLOCK >> 7)):  # little, for what repeats much becomes long
+    while rest or (rest := file.read(BLOCK >> 7)):  # little, since repetitive data grows much
         frame = frame or decompressor.decompressobj()
         block, rest = frame.decompress(rest), b""
         if frame.eof:
@@ -142,13 +143,13 @@ def _zstandard_blocks(file: Watched) -> Iterator[bytes]:
 
 
 class Record:
-    """Bytes that are put together, at most LARGEST_RECORD."""
+    """Collects bytes, at most LARGEST_RECORD."""
 
     def __init__(self, between: bytes = b""):
         self.between, self.held, self.size = between, bytearray(), 0
 
     def add(self, data: bytes | None) -> None:
-        """None is what was too long already."""
+        """Add data; None is data that was already too long."""
         between = self.between if self.size else b""
         self.size += LARGEST_RECORD + 1 if data is None else len(data) + len(self.between)
         if self.size > LARGEST_RECORD:
@@ -158,14 +159,14 @@ class Record:
             self.held += data
 
     def take(self) -> bytes | None:
-        """All of it, None if it was too long; what follows begins anew."""
+        """Return all data, None if it was too long, and start anew."""
         held, size = self.held, self.size
         self.held, self.size = bytearray(), 0
         return bytes(held) if size <= LARGEST_RECORD else None
 
 
 def lines(source: Iterable[bytes]) -> Iterator[bytes | None]:
-    """Lines without their newline; None in place of a line longer than LARGEST_RECORD."""
+    """Yield lines without their newline; None for a line longer than LARGEST_RECORD."""
     record = Record()
     for block in source:
         first, *others = block.split(b"\n")
@@ -179,7 +180,7 @@ def lines(source: Iterable[bytes]) -> Iterator[bytes | None]:
 
 
 def paragraphs(source: Iterable[bytes]) -> Iterator[bytes | None]:
-    """Runs of lines between blank lines; None in place of one longer than LARGEST_RECORD."""
+    """Yield runs of lines between blank lines; None for a run longer than LARGEST_RECORD."""
     record = Record(b"\n")
     for line in lines(source):
         if line is None or line.strip():
@@ -191,15 +192,15 @@ def paragraphs(source: Iterable[bytes]) -> Iterator[bytes | None]:
 
 
 def each(items: Iterable[Item], cut: Callable[[Source, Item], Iterable[Range]], source: Source) -> Iterator[Range]:
-    """The ranges into which each file, or what names it, is cut, in order; several at a time where the source is in a
-    store, whose every answer takes long."""
+    """Yield the ranges into which each item, a file or what names it, is cut, in order. Several items are cut at a time
+    if the source is in a store, whose answers are slow."""
     look = lambda item: list(cut(source, item))
     with ThreadPoolExecutor(ASKED_AT_ONCE) if is_remote(source.location) else nullcontext() as pool:
         yield from itertools.chain.from_iterable(pool.map(look, items) if pool else map(look, items))
 
 
 def of_files(cut: Callable[[Source, Found], Iterable[Range]], suffixes: Sequence[str]) -> Callable:
-    """The `ranges` of a format whose files have these suffixes (see `find`) and are cut one by one."""
+    """Return the `ranges` of a format whose files have these suffixes (see `find`) and are cut one by one."""
     return lambda source, problems, exclude: each(find(source, problems, exclude, suffixes), cut, source)
 
 
@@ -208,8 +209,8 @@ def uncut(found: Found) -> Range:
 
 
 def cut_at(border: Callable[[BinaryIO, int], None], source: Source, found: Found) -> Iterator[Range]:
-    """A file, a long plain one in pieces of about a shard. border: moves an open file to where a document begins, at or
-    after this byte."""
+    """Yield a file, a long plain one in ranges of about a shard. border: moves an open file to where a document begins,
+    at or after a byte."""
     start, whole = 0, uncut(found)
     if is_compressed(found.path) or (found.size or 0) <= source.shard:
         yield whole
@@ -234,7 +235,7 @@ at_lines = functools.partial(cut_at, to_line)
 
 
 def after_lines(ends: Callable[[bytes], bool], source: Source, found: Found) -> Iterator[Range]:
-    """As `cut_at`, after a line that ends a document."""
+    """Like `cut_at`; a document begins after a line for which `ends` is true."""
 
     def border(file: BinaryIO, place: int) -> None:
         to_line(file, place)
@@ -245,7 +246,7 @@ def after_lines(ends: Callable[[bytes], bool], source: Source, found: Found) -> 
 
 
 def skip_line(file: BinaryIO) -> bytes:
-    """Go to the next line; the last of what was passed, at most a MiB."""
+    """Go to the next line. Returns the last read, at most a MiB, of the line that was passed."""
     line = chunk = file.readline(1 << 20)
     while chunk and not chunk.endswith(b"\n"):
         chunk = file.readline(1 << 20)
@@ -253,7 +254,7 @@ def skip_line(file: BinaryIO) -> bytes:
 
 
 def check_fields(source: Source, where: str, what: str, there: Sequence[str]) -> None:
-    """UserError where a field that the source names is not there."""
+    """Raise UserError if a field that the source names is missing."""
     named = [("--field", field) for field in source.options.fields]
     named += [(value.option, value.field) for value in source.values if value.field]
     for option, field in named:

@@ -1,4 +1,4 @@
-"""`jsonl:` files of which each line is a JSON object with the text in a field."""
+"""`jsonl:` files with one JSON object per line, whose text is in a field."""
 
 import contextlib
 import itertools
@@ -14,14 +14,14 @@ from data_pipelines.formats.problems import MALFORMED, NO_FIELD, Problems
 from data_pipelines.formats.source import Decoding, Format, Range, Source
 
 SUFFIXES = ("", ".jsonl", ".ndjson", ".json")
-LOOKED_AT = 4 << 20  # bytes at the beginning of a source, in which a record must have the fields
+LOOKED_AT = 4 << 20  # leading bytes of a source in which some record must have the fields
 
 
 @dataclass(frozen=True)
 class Options(Decoding):
     """Which fields hold the text."""
 
-    fields: tuple[str, ...] = ("text",)  # one: the text; several: the segments
+    fields: tuple[str, ...] = ("text",)  # a single one: the text; several: the segments
 
 
 def _ranges(source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
@@ -31,9 +31,9 @@ def _ranges(source: Source, problems: Problems, exclude: Sequence[str]) -> Itera
 
 
 def _check_fields(source: Source, path: str) -> None:
-    """UserError where the records at the beginning of the first file lack a field."""
+    """Raise UserError if no record at the beginning of the first file has a field."""
     there = {}
-    with contextlib.suppress(files.Unreadable):  # its reader counts it
+    with contextlib.suppress(files.Unreadable):  # the reader counts it
         for line in files.lines(itertools.islice(files.blocks(path), LOOKED_AT // files.BLOCK)):
             record = _parse(line.decode("utf-8", "replace").strip()) if line else None
             if isinstance(record, dict):
@@ -45,7 +45,7 @@ def _check_fields(source: Source, path: str) -> None:
 
 
 def _parse(line: str):
-    """What a line holds; a str says what is wrong with it."""
+    """Return the object in a line, or a str that says what is wrong with the line."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -56,7 +56,7 @@ def _parse(line: str):
 def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]:
     number = 0
     for line in files.lines(files.range_blocks(part)):
-        number += 1  # enumerate() would hold a line after it is parsed
+        number += 1  # enumerate() would keep the line in memory after it is parsed
         where = f"{part.path}, line {number}" + (f" after byte {part.start}" if part.start else "")
         line = readable(line and line.strip(), source, where, problems)
         if not line:

@@ -1,4 +1,4 @@
-"""The files that a source names: local ones, and by fsspec those of gs://, s3://, https:// and the like."""
+"""List the files of a source: local files, and through fsspec those of gs://, s3://, https:// and the like."""
 
 import functools
 import glob
@@ -16,7 +16,7 @@ from data_pipelines.formats.problems import CORPUS, HIDDEN, LINKED, OTHER, OWN, 
 from data_pipelines.formats.source import Source
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-EXPANDS = 4  # text in a compressed file, for an estimate: times its size
+EXPANDS = 4  # estimated ratio of the text in a compressed file to its size
 VERSIONS = ("generation", "etag", "ETag", "md5Hash", "Content-MD5", "LastModified", "Last-Modified", "mtime", "created")
 
 
@@ -24,12 +24,12 @@ class Found(NamedTuple):
     """A file of a source."""
 
     path: str
-    size: int | None  # bytes; None where a server does not tell
-    version: str  # another one once the content has changed: its time and size, or what a store says of an object
+    size: int | None  # bytes; None if a server does not tell
+    version: str  # changes with the content: time and size, or a store's version of an object
 
     @property
     def text_size(self) -> int:
-        """Bytes of text, an estimate."""
+        """Estimated bytes of text."""
         return (self.size or 0) * (EXPANDS if is_compressed(self.path) else 1)
 
 
@@ -42,7 +42,7 @@ def _suffix(path: str) -> str:
 
 
 def look(path: str) -> Found:
-    """A file that has this path."""
+    """Return the file with this path."""
     return _remote(path, filesystem(path).info(path)) if is_remote(path) else _local(path)
 
 
@@ -58,8 +58,9 @@ def _remote(path: str, info: dict) -> Found:
 
 
 def find(source: Source, problems: Problems, exclude: Sequence[str] = (), suffixes: Sequence[str] = ()) -> list[Found]:
-    """The files of a source, sorted: those below a directory that have one of the suffixes (also compressed; '' is no
-    suffix; none: all), a file, or what a glob matches. What was left out is noted. UserError where there is nothing."""
+    """Return the files of a source, sorted: a single file, the matches of a pattern, or the files below a directory
+    that have one of the suffixes (also compressed; '' means no suffix; without suffixes: all files). Files that are
+    left out are noted. Raises UserError if there is none."""
     excluded = [_place(str(folder)) for folder in exclude]
     if is_remote(source.location):
         folder, paths = _reached(source, problems)
@@ -78,7 +79,7 @@ def find(source: Source, problems: Problems, exclude: Sequence[str] = (), suffix
 
 
 def _nothing(folder: bool, paths: list[Found], suffixes: Sequence[str]) -> str:
-    """Why there is no file, and the cure."""
+    """Return why there is no file, and the cure."""
     if paths:
         named = " ".join(suffix or "(no suffix)" for suffix in suffixes)
         return f"has no files named {named}, but {printable(paths[0].path)}; give a pattern such as 'DIR/**/*.html'"
@@ -87,18 +88,18 @@ def _nothing(folder: bool, paths: list[Found], suffixes: Sequence[str]) -> str:
 
 
 def _on_disk(location: str, problems: Problems, excluded: Sequence[PurePath]) -> tuple[bool, list[Found]]:
-    """(whether the location is a folder, its files)."""
+    """Return (whether the location is a folder, its files)."""
     if os.path.isdir(location):
         return True, [_local(path) for path in _walk(location, problems, excluded)]
     if os.path.exists(location):
         return False, [_local(location)]
-    if "**" in location:  # glob would follow links without an end
+    if "**" in location:  # glob would follow links forever
         return False, [_local(path) for path in _matching(location, problems, excluded)]
     return False, [_local(path) for path in glob.glob(location) if os.path.isfile(path)]
 
 
 def _matching(pattern: str, problems: Problems, excluded: Sequence[PurePath]) -> Iterator[str]:
-    """The files that a pattern with ** matches, each folder once as in _walk."""
+    """Yield the files that match a pattern with **; each folder is read once, as in `_walk`."""
     from fsspec.utils import glob_translate
 
     parts = pattern.split("/")
@@ -110,8 +111,8 @@ def _matching(pattern: str, problems: Problems, excluded: Sequence[PurePath]) ->
 
 
 def _walk(root: str, problems: Problems, excluded: Sequence[PurePath]) -> Iterator[str]:
-    """The files below a folder, also through links, each folder once: links are followed when all else is read. What
-    prepare has made there is no text."""
+    """Yield the files below a folder, also through links. Each folder is read once; links are followed last. Folders
+    that prepare has made are left out."""
     seen: set[str] = set()
     waiting = [root]
     while waiting:
@@ -140,7 +141,7 @@ def _raise(error: OSError) -> None:
 
 
 def _reached(source: Source, problems: Problems) -> tuple[bool, list[Found]]:
-    """As _on_disk, of a remote location."""
+    """Like `_on_disk`, for a remote location."""
     location = source.location
     files = filesystem(location)
     with cloud.cloud_errors(f"--source {source}", _unlisted):
@@ -161,14 +162,14 @@ def _reached(source: Source, problems: Problems) -> tuple[bool, list[Found]]:
 
 
 def _unlisted(error: Exception) -> str | None:
-    """Why a store was not listed; whatever its package raises."""
+    """Return why a store could not be listed, whatever its package raises."""
     if isinstance(error, UserError):
         return None
     return cloud.refusal(error) or f"cannot be listed ({cloud.message_of(error)})"
 
 
 def _left_out(left_out: bool, problem: str, path: str, problems: Problems) -> bool:
-    """Whether a file is left out, which is then noted."""
+    """Note a file that is left out. Returns `left_out`."""
     if left_out:
         problems.note(problem, path)
     return left_out
@@ -176,7 +177,7 @@ def _left_out(left_out: bool, problem: str, path: str, problems: Problems) -> bo
 
 @functools.lru_cache(1024)
 def _place(folder: str) -> PurePath:
-    """A folder's path that is the same however it is written."""
+    """Return a path that is the same however the folder's path is written."""
     if not is_remote(folder):
         return Path(os.path.realpath(folder))
     return PurePosixPath(folder.partition("://")[0], filesystem(folder)._strip_protocol(folder).lstrip("/"))

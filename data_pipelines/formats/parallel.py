@@ -1,6 +1,6 @@
-"""`parallel:` sentences and their translations: two files (or patterns, or folders), of which each line of one belongs
-to the same line of the other, `parallel:a.en,a.zh`; or files of which each line has both, with a tab between. A pair is
-a document with the segments source and target."""
+"""`parallel:` sentences and their translations: two files (or patterns, or folders) whose lines belong together,
+`parallel:a.en,a.zh`; or files with both sides in a line, separated by a tab. A pair is a document with the segments
+source and target."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -17,8 +17,8 @@ from data_pipelines.formats.problems import HALF, MALFORMED, TOO_LONG, Problems,
 from data_pipelines.formats.source import Decoding, Format, Other, Range, Source
 
 NAMES = ("source", "target")
-SUFFIXES = (".tsv", ".txt")  # of files with tabs
-ENDED = object()  # of a file whose lines are all read
+SUFFIXES = (".tsv", ".txt")  # files with tabs
+ENDED = object()  # stands for the lines after a file's last
 
 
 def _ranges(source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
@@ -30,14 +30,15 @@ def _ranges(source: Source, problems: Problems, exclude: Sequence[str]) -> Itera
     first, second = (find(replace(source, location=side), problems, exclude) for side in sides)
     if len(first) != len(second):
         raise UserError(
-            f"--source {source}: {len(first)} files on one side and {len(second)} on the other; give as many, which "
-            "belong together in the order of their names"
+            f"--source {source}: {len(first)} files on one side and {len(second)} on the other; give as many on "
+            "both sides, which belong together in the order of their names"
         )
     return files.each(zip(first, second, strict=True), _aligned, source)
 
 
 def _aligned(source: Source, pair: tuple[Found, Found]) -> Iterator[Range]:
-    """Two files that belong together, long ones cut at the same lines. UserError where they have not as many."""
+    """Yield ranges of two files that belong together; long files are cut at the same lines. Raises UserError if the
+    files have different numbers of lines."""
     first, second = pair
     size = first.text_size + second.text_size
     whole = files.uncut(first)._replace(size=size, other=Other(second.path, 0, None, second.version))
@@ -71,7 +72,7 @@ def _unequal(source: Source, part: Range, counts: str) -> UserError:
 
 
 def _line_ends(found: Found) -> Iterator[tuple[int, np.ndarray]]:
-    """(lines before them, the bytes at which lines end: int64 [n]), of some lines at a time."""
+    """Yield (number of lines before, bytes at which lines end: int64 [n]), for some lines at a time."""
     lines = place = 0
     for block in files.blocks(found.path):
         ends = place + 1 + np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
@@ -98,7 +99,7 @@ def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]
 
 
 def _pairs(source: Source, part: Range) -> Iterator[tuple[bytes | None, ...]]:
-    """The two sides of each line; None for one that is too long, one side where there is no tab."""
+    """Yield the two sides of each line: None for a side that is too long, and a single side if there is no tab."""
     lines = files.lines(files.range_blocks(part))
     if part.other is None:
         yield from ((None,) if line is None else tuple(line.split(b"\t")[:2]) for line in lines)

@@ -1,4 +1,4 @@
-"""`parquet:` files of which each row is a document, with the text in a column."""
+"""`parquet:` files in which each row is a document, with the text in a column."""
 
 from collections.abc import Iterator
 
@@ -14,8 +14,8 @@ from data_pipelines.formats.problems import Problems
 from data_pipelines.formats.source import Format, Range, Source
 
 SUFFIXES = (".parquet",)
-BATCH = 4 << 20  # bytes of text in a batch of rows, about
-MOST_ROWS = 64  # in a batch, for rows are of uneven size
+BATCH = 4 << 20  # bytes of text in a batch of rows, approximately
+MOST_ROWS = 64  # in a batch, since rows differ in size
 
 
 def _row_groups(source: Source, found: Found) -> Iterator[Range]:
@@ -24,7 +24,7 @@ def _row_groups(source: Source, found: Found) -> Iterator[Range]:
             opened = _open(file)
             metadata, names = opened.metadata, opened.schema_arrow.names
     except files.Unreadable:
-        yield files.uncut(found)  # its reader counts it
+        yield files.uncut(found)  # the reader counts it
         return
     files.check_fields(source, found.path, "column", names)
     start, size = 0, 0
@@ -36,12 +36,12 @@ def _row_groups(source: Source, found: Found) -> Iterator[Range]:
 
 
 def _open(file: files.Watched) -> pyarrow.parquet.ParquetFile:
-    # Page by page: whole columns of a group, or groups ahead, may not fit in memory.
+    # Read page by page: whole columns of a group, or groups ahead, may not fit in memory.
     return pyarrow.parquet.ParquetFile(pyarrow.PythonFile(file, mode="r"), buffer_size=files.BLOCK, pre_buffer=False)
 
 
 def _bytes(metadata, group: int, source: Source) -> int:
-    """The bytes of the fields' columns in a row group."""
+    """Return the bytes of the fields' columns in a row group."""
     columns = map(metadata.row_group(group).column, range(metadata.num_columns))
     return sum(c.total_uncompressed_size for c in columns if c.path_in_schema in source.options.fields)
 

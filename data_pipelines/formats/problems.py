@@ -1,4 +1,4 @@
-"""What was left out or put right, counted: the problems have the names that the manifest and the screen give them."""
+"""Count input that was left out or repaired. The problems have the names that the manifest and the screen show."""
 
 REPLACED = "documents with undecodable bytes replaced"
 SKIPPED = "documents with undecodable bytes skipped"
@@ -18,12 +18,12 @@ LINKED = "links to what is read already"
 
 
 def printable(path: str) -> str:
-    """A path as text: what is not UTF-8 or cannot be seen in a name is escaped."""
+    """Return a path as text: bytes that are not UTF-8, and characters that do not print, are escaped."""
     return "".join(c if c.isprintable() else _escaped(c) for c in path)
 
 
 def _escaped(character: str) -> str:
-    byte = ord(character) - 0xDC00  # how Python holds a byte of a name that is not UTF-8
+    byte = ord(character) - 0xDC00  # Python's surrogate for a byte that is not UTF-8
     return f"\\x{byte:02x}" if 0x80 <= byte <= 0xFF else character.encode("unicode_escape").decode()
 
 

@@ -1,4 +1,4 @@
-"""What a format is, and what passes between a source, its plan and its reader."""
+"""What a format is, and the values that pass between a source, its plan and its reader."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ class Source:
 
     kind: str  # a name in the table of formats
     location: str
-    options: Any  # the format's own frozen dataclass
-    language: str = "en"  # en,de: of the first segment and of the second
-    unit: int | None = None  # bytes of text in a unit of work, where they are to be fewer than SHARD
-    values: tuple[Value, ...] = ()  # what is kept of each document
-    task_prefix: str = ""  # of documents of two segments, the text before the first
+    options: Any  # a frozen dataclass of the format
+    language: str = "en"  # en,de: of the first and the second segment
+    unit: int | None = None  # bytes of text in a unit of work, if fewer than SHARD
+    values: tuple[Value, ...] = ()  # the values to keep of each document
+    task_prefix: str = ""  # put before the first of two segments
 
     @property
     def shard(self) -> int:
@@ -30,7 +30,7 @@ class Source:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The fields of records that are read, those of the text first."""
+        """Fields of records to read; those with the text come first."""
         return tuple(dict.fromkeys([*self.options.fields, *(value.field for value in self.values if value.field)]))
 
     def __str__(self) -> str:
@@ -39,18 +39,18 @@ class Source:
 
 @dataclass(frozen=True)
 class NoOptions:
-    """Of a format that has none."""
+    """The options of a format that has none."""
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """Of a format whose text is bytes."""
+    """The options of a format whose text is bytes."""
 
     undecodable: str = "replace"  # or "skip": what to do with a document (or token, or pair) that is not UTF-8
 
 
 class Other(NamedTuple):
-    """The file that is read beside the one of a range."""
+    """The second file of a range, which is read beside the first."""
 
     path: str
     start: int
@@ -59,15 +59,16 @@ class Other(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Part of a source: bytes of a plain file, row groups of Parquet, examples of TFDS; 0 and None: all of a file."""
+    """Part of a source: bytes of a plain file, row groups of Parquet, examples of TFDS. start 0 and end None: the whole
+    file."""
 
-    source: int  # index, which the plan of all sources sets
+    source: int  # index of the source; the plan of all sources sets it
     path: str
     start: int
     end: int | None
     size: int  # bytes of text, or an estimate of them
-    continues: bool = False  # begins inside a document that began in the range before
-    version: str = ""  # of the file: another one once its content has changed; "": not known
+    continues: bool = False  # begins inside a document of the range before
+    version: str = ""  # of the file, changes with its content; "": unknown
     other: Other | None = None
 
 
@@ -77,12 +78,12 @@ class Format:
 
     options: type  # a frozen dataclass; prepare's options of the same names set its fields
     ranges: Callable[[Source, Problems, Sequence[str]], Iterable[Range]]
-    """(the source, what was left out, paths that are no part of it) -> its ranges, in order."""
+    """(source, problems to note in, paths to leave out) -> ranges of the source, in order."""
     read: Callable[[Source, Range, Problems], Iterator[Document]]
-    location: str = "DIR_OR_PATTERN"  # what follows the colon; "": nothing
+    location: str = "DIR_OR_PATTERN"  # the form of the text after the colon; "": nothing
     segments: Callable[[Any], tuple[str, ...]] = lambda options: ("text",)
     """options -> the names that segments may have."""
     annotations: Callable[[Any], dict[str, Field]] = lambda options: {}
-    """options -> the fields of tokens or sentences that the annotations fill; values () where these are texts."""
+    """options -> the fields of tokens or sentences that annotations fill; with values=() if these are texts."""
     values: tuple[str, ...] | None = ()
-    """What values its documents may have; None: the fields of their records."""
+    """The values that documents have; None: the fields of their records."""

@@ -1,4 +1,5 @@
-"""Formats of sources, `--source KIND:LOCATION`. A new one is a file here that holds a FORMAT, and its name below."""
+"""The formats of sources, `--source KIND:LOCATION`. A new format is a file here that holds a FORMAT, and its name
+below."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
@@ -25,9 +26,9 @@ def parse(
     task_prefix: str = "",
     **settings,
 ) -> Source:
-    """The source a spec like 'text:corpus/*.txt' names; of the settings it takes those that are options of its format.
-    unit: bytes of text in a unit of work. language, values, task_prefix: see Source. UserError for an unknown kind, a
-    location of another form, or values, languages and an input that its documents have not."""
+    """Return the source that a spec like 'text:corpus/*.txt' names. Of the settings it takes those that are options of
+    its format. unit: bytes of text in a unit of work. language, values, task_prefix: see Source. Raises UserError for
+    an unknown kind, a location of another form, or values, languages or a task prefix that do not fit its documents."""
     kind, _, location = spec.partition(":")
     if kind not in FORMATS:
         raise UserError(f"--source {spec}: unknown kind {kind!r}; use one of {', '.join(FORMATS)}, as in text:DIR")
@@ -45,20 +46,22 @@ def parse(
             raise UserError(f"{value.option} {value.field}: --source {spec} {said}; leave it out")
     segments, languages = FORMATS[kind].segments(options), language.split(",")
     if again := [name for at, name in enumerate(segments) if name in segments[:at]]:
-        raise UserError(f"--field {again[0]}: is given twice, and each is a segment of its own; give it once")
+        raise UserError(f"--field {again[0]}: is given twice, but each is a separate segment; give it once")
     if len(languages) not in (1, len(segments)):
-        raise UserError(f"--language {language}: --source {spec} has documents of {', '.join(segments)}; give one")
+        raise UserError(
+            f"--language {language}: --source {spec} has documents of {', '.join(segments)}; give one language"
+        )
     if task_prefix and len(segments) < 2:
         raise UserError(
-            f"--task-prefix {task_prefix!r}: stands before inputs that have targets, and --source {spec} has "
+            f"--task-prefix {task_prefix!r}: stands before inputs that have targets, but --source {spec} has "
             f"{', '.join(segments)}; give --field INPUT --field TARGET, or leave it out"
         )
     return Source(kind, location, options, language, unit, values, task_prefix)
 
 
 def plan(sources: list[Source], problems: Problems, exclude: Sequence[str] = ()) -> list[tuple[Range, ...]]:
-    """Units of work of about SHARD bytes, in order, which depend on the sources alone; what lies below the excluded
-    paths is no part of them. UserError for a source that is missing, empty or out of reach."""
+    """Return units of work of about SHARD bytes, in order; they depend on the sources alone. Files below excluded paths
+    are left out. Raises UserError for a source that is missing, empty or out of reach."""
     try:
         each = (FORMATS[source.kind].ranges(source, problems, exclude) for source in sources)
         numbered = (part._replace(source=index) for index, ranges in enumerate(each) for part in ranges)
@@ -69,7 +72,7 @@ def plan(sources: list[Source], problems: Problems, exclude: Sequence[str] = ())
 
 
 def read(source: Source, part: Range, problems: Problems) -> Iterator[Document]:
-    """The documents of one range of a source; an empty one is counted by whoever finds that it has no tokens."""
+    """Yield the documents of one range of a source. Documents without tokens are counted later."""
     try:
         for document in FORMATS[source.kind].read(source, part, problems):
             if source.values or document.values:
@@ -80,13 +83,13 @@ def read(source: Source, part: Range, problems: Problems) -> Iterator[Document]:
 
 
 def changed(part: Range) -> str | None:
-    """A file of the range whose content has changed since it was planned."""
+    """Return a file of the range whose content has changed since the range was planned, or None."""
     files = (part.path, part.version), *([(part.other.path, part.other.version)] if part.other else [])
     return next((path for path, planned in files if planned and look(path).version != planned), None)
 
 
 def _grouped(sources: list[Source], ranges: Iterable[Range]) -> Iterator[tuple[Range, ...]]:
-    """Neighbours together up to a shard or MOST_FILES files."""
+    """Group neighbouring ranges up to a shard or MOST_FILES files."""
     group: list[Range] = []
     size = 0
     for part in ranges:

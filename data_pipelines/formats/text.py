@@ -1,4 +1,4 @@
-"""`text:` files of plain text, each a document, or what blank lines separate in them."""
+"""`text:` files of plain text; a document is a file, or a block between blank lines."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from data_pipelines.formats.listing import Found, is_compressed
 from data_pipelines.formats.problems import REPLACED, SKIPPED
 from data_pipelines.formats.source import Decoding, Format, Range, Source
 
-# Of a folder's files; also compressed. '.tokens' and '.raw' are those of WikiText.
+# Suffixes of a folder's files, which may be compressed too. '.tokens' and '.raw' are WikiText's.
 SUFFIXES = ("", ".txt", ".text", ".md", ".rst", ".tokens", ".raw")
 
 
@@ -21,20 +21,20 @@ SUFFIXES = ("", ".txt", ".text", ".md", ".rst", ".tokens", ".raw")
 class Options(Decoding):
     """How text files are read."""
 
-    documents: str = "file"  # or "blank-line": what separates documents
+    documents: str = "file"  # what a document is: "file", or "blank-line"
 
 
 def _cut(source: Source, found: Found) -> Iterable[Range]:
     if source.options.documents == "blank-line":
         return files.after_lines(lambda line: not line.strip(), source, found)
-    # Whether a long document is to be skipped is known at its end only, so one reader must see all of it
+    # Only the end of a document decides whether it is skipped, so one reader must see all of it
     if source.options.undecodable == "skip":
         return [files.uncut(found)]
     return (part._replace(continues=part.start > 0) for part in files.cut_at(_to_cut, source, found))
 
 
 def _to_cut(file: BinaryIO, place: int) -> None:
-    """Go to where `pieces` cuts, too."""
+    """Go to a place at which `pieces` cuts, too."""
     window = min(cutting.WINDOW, sizes.SHARD)
     begin = (place - 1) // window * window
     file.seek(begin)
@@ -52,8 +52,8 @@ def _read(source: Source, part: Range, problems) -> Iterator[Document]:
 
 
 def _streamed(source: Source, part: Range, problems) -> Iterator[Document]:
-    """A document from the bytes of a range. A long one is read twice, the first time only to know whether all of it can
-    be read, and decoded where what cannot is to be skipped."""
+    """Yield a document from the bytes of a range. A long one is read twice: the first time only to know whether all of
+    it can be read and, if undecodable documents are skipped, decoded."""
     skip = source.options.undecodable == "skip"
     found = pieces(files.range_blocks(part), part.start)
     head, checked = list(itertools.islice(found, 2)), []

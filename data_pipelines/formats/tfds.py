@@ -10,7 +10,7 @@ from data_pipelines.formats import files, jsonl
 from data_pipelines.formats.cutting import document_of, segments_of
 from data_pipelines.formats.source import Format, Range, Source
 
-EXAMPLES = 10_000  # in a range, at most
+EXAMPLES = 10_000  # most examples in a range
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,15 @@ def _read(source: Source, part: Range, problems) -> Iterator[Document]:
             record = examples[index]
         except OSError:
             raise
-        except Exception as error:  # a damaged file raises whatever its reader does
+        except Exception as error:  # a damaged file may raise anything
             raise files.Unreadable(str(error).splitlines()[0]) from error
         yield from document_of(record, source, f"{part.path}, example {index}", problems)
 
 
 @functools.cache
 def _examples(source: Source):
-    """The random-access examples of 'NAME:SPLIT', downloaded and built as array_record if need be."""
-    import tensorflow_datasets  # slow to import, and needed by this kind alone
+    """Return the random-access examples of 'NAME:SPLIT', downloaded and built as array_record if needed."""
+    import tensorflow_datasets  # slow to import, and only needed here
 
     name, _, split = source.location.rpartition(":")
     try:

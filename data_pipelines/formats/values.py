@@ -1,4 +1,4 @@
-"""Values of documents, `prepare --values year count:int score:float url:text`: which are kept, and as what."""
+"""Values of documents, `prepare --values year count:int score:float url:text`: which are kept, and with which type."""
 
 import math
 from typing import NamedTuple
@@ -10,9 +10,9 @@ from data_pipelines.errors import UserError, nearest
 from data_pipelines.formats.problems import Problems, printable
 from data_pipelines.store.fields import TEXT, Field
 
-MISSING = int(np.iinfo(np.int64).min)  # where a document has no number
+MISSING = int(np.iinfo(np.int64).min)  # stands for a missing number
 CODE = "code"  # the value that `--code` and `--code-field` give
-# A label is one of a few texts, stored as its number; a text is itself
+# A label is one of a few texts and stored as a number; a text is stored as it is
 KINDS = {
     "label": Field("uint16", per="document", values=()),
     "int": Field("int64", per="document"),
@@ -20,12 +20,12 @@ KINDS = {
     "text": Field("uint8", per="document", kept=TEXT, values=()),
 }
 LARGEST = float(np.finfo(np.float32).max)
-WITHOUT = {"int": MISSING, "float": math.nan}  # what a document has without one; "" of other kinds
+WITHOUT = {"int": MISSING, "float": math.nan}  # the value of a document without one; "" for other kinds
 
 
 class Value(NamedTuple):
-    """field: of a record, that has it; None: all documents have the only one that is known.   known: those that there
-    may be, () for any.   prefix: whether its token stands before each document."""
+    """field: of the record, with the value; None: all documents have the only known value.   known: the values that may
+    occur, () for any.   prefix: whether the value's token stands before each document."""
 
     name: str
     kind: str = "label"
@@ -39,16 +39,16 @@ class Value(NamedTuple):
 
 
 def parse_value(spec: str, prefix: str | None) -> Value:
-    """FIELD or FIELD:KIND, of the name FIELD in small letters. UserError for another kind."""
+    """Parse FIELD or FIELD:KIND; the value's name is FIELD in small letters. Raises UserError for another kind."""
     field, _, kind = spec.partition(":")
     if kind and kind not in KINDS:
-        raise UserError(f"--values {spec}: no kind is {kind!r}; use one of {', '.join(KINDS)}, as in {field}:int")
+        raise UserError(f"--values {spec}: {kind!r} is not a kind; use one of {', '.join(KINDS)}, as in {field}:int")
     return Value(field.lower(), kind or "label", field, prefix=field.lower() == prefix)
 
 
 def kept(document: Document, values: tuple[Value, ...], where: str, problems: Problems) -> dict[str, object]:
-    """Those of a document's values that are kept, by name; what it has not, or not of its kind, is counted. UserError
-    for one that is not known."""
+    """Return the values to keep of a document, by name. A value that is missing, or not of its kind, is counted. Raises
+    UserError for a value that is not among the known ones."""
     found = {}
     for name, kind, field, known, _ in values:
         has = document.values.get(field) if field else known[0]
@@ -56,7 +56,7 @@ def kept(document: Document, values: tuple[Value, ...], where: str, problems: Pr
         if known and found[name] not in known:
             raise UserError(
                 f"{printable(where)}: its {field} is {printable(str(has))!r}, which no --code names; the nearest is "
-                f"{nearest(str(has), known)!r}: give --code for each code that there is"
+                f"{nearest(str(has), known)!r}: give --code for each code that occurs"
             )
         if found[name] is None:
             found[name] = WITHOUT.get(kind, "")
@@ -66,13 +66,13 @@ def kept(document: Document, values: tuple[Value, ...], where: str, problems: Pr
 
 
 def _read(found: object, kind: str) -> str | int | float | None:
-    """What a record has as one of a kind, None where it is none."""
+    """Return a record's value as one of a kind, None if it is not of that kind."""
     try:
         if kind == "float":
             number = float(found)
             return number if abs(number) <= LARGEST else None
         if kind == "int":
-            number = int(np.int64(int(found)))  # in its range
+            number = int(np.int64(int(found)))  # OverflowError outside int64
             return number if isinstance(found, str | bytes) or number == found else None
     except (ValueError, TypeError, OverflowError):
         return None

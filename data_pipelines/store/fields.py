@@ -1,4 +1,4 @@
-"""What a corpus says of its tokens, sentences and documents beside the tokens themselves."""
+"""Fields: what a corpus stores of its tokens, sentences and documents beside the tokens."""
 
 import re
 from typing import NamedTuple
@@ -7,19 +7,26 @@ import numpy as np
 
 from data_pipelines.errors import UserError
 
-NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")  # it becomes a file's name
-TAKEN = ("documents", "sentences", "token_counts")  # arrays that are no fields
+NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")  # it becomes a file name
+TAKEN = ("documents", "sentences", "token_counts")  # arrays that are not fields
 STORED, BY_TOKEN, BY_TOKEN_BEFORE, TEXT = "stored", "by token", "by the token before", "text"
-PLANNED = ("tokens", "word_starts", "sources", "languages", "segments", "segment_languages")  # known before any text
+PLANNED = (
+    "tokens",
+    "word_starts",
+    "sources",
+    "languages",
+    "segments",
+    "segment_languages",
+)  # known before any text is read
 LARGEST_IN_TWO_BYTES = 65536
 
 
 class Field(NamedTuple):
-    """dtype: of the stored array. shape: of one value. per: 'token', 'sentence' or 'document'. kept: STORED, or
-    looked up in a table of one value per token of the vocabulary: BY_TOKEN, or BY_TOKEN_BEFORE, where the first
-    token has True; or TEXT, the bytes of all, and in a second file where each begins. values: the texts that numbers
-    stand for, in units of work those of TEXT too, () where the parts bring them; None where a number is itself.
-    prefix: whether each value has a token that stands before documents."""
+    """dtype: of the stored array. shape: of one value. per: 'token', 'sentence' or 'document'. kept: STORED; or looked
+    up in a table with one value per token of the vocabulary, BY_TOKEN or BY_TOKEN_BEFORE (by the token before; the
+    first token has True); or TEXT, the bytes of all texts, with a second file of where each begins. values: the texts
+    that numbers stand for (in units of work those of TEXT too), () if the parts bring them; None if a number stands for
+    itself. prefix: whether each value has a token that stands before documents."""
 
     dtype: str
     shape: tuple[int, ...] = ()
@@ -45,19 +52,19 @@ def token_dtype(vocab_size: int) -> str:
 
 
 def valued(fields: dict[str, Field]) -> dict[str, Field]:
-    """The fields that values of documents fill."""
+    """Return the fields that values of documents fill."""
     return {name: field for name, field in fields.items() if name not in PLANNED and field.per == "document"}
 
 
 def check_name(name: str, taken: tuple[str, ...] = TAKEN) -> str:
-    """The name of a field, which becomes a file's. UserError for one that cannot."""
+    """Return the name of a field, which becomes a file name. Raises UserError for a name that cannot."""
     if not NAME.fullmatch(name) or name in taken:
-        raise UserError(f"field {name!r}: use a name of small letters, digits and _ that is none of {', '.join(taken)}")
+        raise UserError(f"field {name!r}: use a name of small letters, digits and _, but not {', '.join(taken)}")
     return name
 
 
 def check_values(name: str, field: Field, number: int) -> None:
-    """UserError where a part has more different texts of a field than its numbers can tell apart."""
+    """Raise UserError if a part has more different texts of a field than its numbers can tell apart."""
     most = int(np.iinfo(field.dtype).max) + 1
     if number > most and field.kept == STORED:
         cure = f"give --values {name}:text" if field.per == "document" else "leave it out (conll: --label-column 0)"

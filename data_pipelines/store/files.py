@@ -1,4 +1,4 @@
-"""Files of a corpus as they are written: arrays whose length is known at the end, folders with a summary of them."""
+"""Write files of a corpus: arrays whose length is known only at the end, and folders with a summary."""
 
 import hashlib
 import io
@@ -11,12 +11,12 @@ import numpy as np
 from data_pipelines.durable import ours, put
 from data_pipelines.errors import UserError
 
-HEADER = 128  # bytes of an .npy header; room for any shape of ours
-SUMMARY = "summary.json"  # of a folder, written last
+HEADER = 128  # bytes of an .npy header, enough for all shapes here
+SUMMARY = "summary.json"  # the last file to be written in a folder
 
 
 class NpyFile:
-    """An .npy file whose length is known at the end only; shape: of one value."""
+    """An .npy file whose length is known only at the end. shape: of one value."""
 
     def __init__(self, path: Path, dtype, shape: tuple[int, ...] = ()):
         self.file, self.dtype, self.shape, self.length = open(path, "wb"), np.dtype(dtype), shape, 0  # noqa: SIM115
@@ -36,7 +36,7 @@ class NpyFile:
 
 
 def describe_files(folder: Path, pattern: str) -> dict[str, dict]:
-    """{name: {bytes, sha256}} of the files below a folder that match."""
+    """Return {name: {bytes, sha256}} of the files below a folder that match."""
     return {path.relative_to(folder).as_posix(): _described(path) for path in sorted(folder.glob(pattern))}
 
 
@@ -46,7 +46,7 @@ def _described(path: Path) -> dict:
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Atomically."""
+    """Write a JSON file atomically."""
     temporary = path.with_name(path.name + ".new")
     written = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     temporary.write_bytes(written.encode("utf-8", "backslashreplace"))  # a path that is not UTF-8: JSON's \udcff
@@ -54,7 +54,7 @@ def write_json(path: Path, content: dict) -> None:
 
 
 def beside(folder: Path) -> Path:
-    """An empty folder, in which another is made."""
+    """Return an empty folder next to a folder, in which to make that folder."""
     temporary = folder.with_name(f"{folder.name}.{ours()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -62,8 +62,8 @@ def beside(folder: Path) -> Path:
 
 
 def read_summary(folder: Path, hashed: bool = False) -> dict:
-    """The summary of a part or of a unit. UserError where it is damaged, or a file has another size, or, hashed, other
-    content; FileNotFoundError where there is none."""
+    """Return the summary of a part or of a unit. Raises UserError if it is damaged, or if a file has another size or,
+    with `hashed`, other content; FileNotFoundError if there is none."""
     said = f"is not what was written; delete {folder} and start the command again"
     try:
         summary = json.loads((folder / SUMMARY).read_text("utf-8"))
@@ -78,7 +78,7 @@ def read_summary(folder: Path, hashed: bool = False) -> dict:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a folder is there with its summary and all its files, of the sizes that they had."""
+    """Return whether a folder has its summary and all its files with their sizes."""
     try:
         return bool(read_summary(folder))
     except (UserError, FileNotFoundError, NotADirectoryError):

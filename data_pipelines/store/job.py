@@ -1,5 +1,5 @@
-"""What all units of work and all parts of a corpus share, which travels to other processes and machines; and the
-manifest that lists the parts. No array is moved or read."""
+"""What all units of work and parts of a corpus share, which is sent to other processes and machines; and the manifest,
+which lists the parts. No array is read or moved here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ from data_pipelines.text.steps import STEPS
 @dataclass(frozen=True)
 class Job:
     """sources: where documents come from. vocab_size: of the tokenizer. fields: name -> Field, of the whole corpus.
-    heldout: share of the documents to keep for evaluation. parts: how many the plan has. steps: the text steps that
-    every document goes through."""
+    heldout: share of the documents to hold out for evaluation. parts: number of parts in the plan. steps: the text
+    steps that every document goes through."""
 
     sources: tuple[Source, ...]
     vocab_size: int
@@ -35,12 +35,12 @@ class Job:
     steps: tuple[str, ...] = ()
 
     def stored(self, per: str) -> dict[str, Field]:
-        """The fields that are written per token, sentence or document."""
+        """Return the fields that are written per token, sentence or document."""
         return {name: field for name, field in self.fields.items() if field.per == per and field.kept == STORED}
 
 
 def word_starts_of(encoder: Encoder) -> tuple[str, np.ndarray | None]:
-    """How word starts are kept, and the table bool [vocab] where they are looked up."""
+    """Return how word starts are kept, and the table bool [vocab] if they are looked up."""
     if encoder.word_starts is not None:
         return BY_TOKEN, encoder.word_starts
     if encoder.word_ends is not None:
@@ -51,8 +51,8 @@ def word_starts_of(encoder: Encoder) -> tuple[str, np.ndarray | None]:
 def planned(
     sources: Sequence[Source], vocab_size: int, word_starts: str, steps: Sequence[str] = ()
 ) -> dict[str, Field]:
-    """The fields of a corpus that is to be made of these sources by these text steps. UserError where two differ in
-    what a field is. word_starts: how they are kept."""
+    """Return the fields of a corpus of these sources and text steps. Raises UserError if two of them define a field
+    differently. word_starts: how they are kept."""
     languages = sorted({source.language for source in sources})
     segments = dict.fromkeys(chain(*(FORMATS[source.kind].segments(source.options) for source in sources)))
     fields = {
@@ -73,15 +73,18 @@ def planned(
     for where, annotations in annotators:
         for name, field in annotations.items():
             if fields.setdefault(check_name(name), field) != field:
-                raise UserError(f"{where}: field {name!r} is another elsewhere; prepare it by itself")
+                raise UserError(
+                    f"{where}: field {name!r} differs from that of another source or step; prepare it by itself"
+                )
     return fields
 
 
 def write_tables(out: Path, job: Job, word_starts: np.ndarray | None) -> None:
-    """The fields that are looked up by token, into OUT/tables/. word_starts: bool [vocab], None where it is stored."""
+    """Write the fields that are looked up by token to OUT/tables/. word_starts: bool [vocab], None if they are
+    stored."""
     (out / "tables").mkdir(exist_ok=True)
     if word_starts is not None:
-        missing = job.vocab_size - len(word_starts)  # ids that no text has
+        missing = job.vocab_size - len(word_starts)  # ids that occur in no text
         np.save(out / "tables" / "word_starts.npy", np.pad(word_starts, (0, missing), constant_values=True))
     sync(out / "tables")
 
@@ -89,10 +92,10 @@ def write_tables(out: Path, job: Job, word_starts: np.ndarray | None) -> None:
 def manifest_of(
     out: Path, summaries: list[dict], job: Job, special: dict[str, int], before: dict | None = None, **described
 ) -> dict:
-    """The manifest of the corpus at `out`, where its tokenizer/ and tables/ are.
+    """Return the manifest of the corpus at `out`, which has its tokenizer/ and tables/.
 
-    summaries: of its parts. special: role -> token. before: the manifest of the corpus that these parts are added to,
-    whose parts come first. described: what else the manifest says.
+    summaries: of the new parts. special: role -> token. before: the manifest of the corpus that these parts are added
+    to, whose parts come first. described: further entries.
     """
     parts = [*(before["parts"] if before else []), *summaries]
     manifest = {
@@ -114,7 +117,7 @@ def manifest_of(
 
 
 def check_added(before: dict, fields: dict[str, Field]) -> None:
-    """UserError where text with these fields cannot be added to a corpus, of which `before` is the manifest."""
+    """Raise UserError if text with these fields cannot be added to the corpus with the manifest `before`."""
     old, new = ({name: field._replace(values=None) for name, field in of.items()} for of in (fields_of(before), fields))
     if CODE in old.keys() - new.keys():
         known = fields_of(before)[CODE].values
@@ -124,13 +127,14 @@ def check_added(before: dict, fields: dict[str, Field]) -> None:
     said += [f"{name} differ" for name in old if name in new and old[name] != new[name]]
     if said:
         raise UserError(
-            f"--append: these sources give other fields than the corpus has ({', '.join(said)}); prepare them into "
+            f"--append: these sources have other fields than the corpus ({', '.join(said)}); prepare them into "
             "another --out, and train on a mixture"
         )
 
 
 def _with_values(fields: dict[str, Field], parts: list[dict], before: dict | None) -> dict[str, Field]:
-    """With the union of the parts' values, in their order; labels of documents sorted, after those that there were."""
+    """Return the fields with the values of all parts, in order; new labels of documents are sorted and come after the
+    known."""
     found, known, labels = {}, fields_of(before) if before else {}, valued(fields)
     for name, field in fields.items():
         if field.values is not None:

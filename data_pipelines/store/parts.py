@@ -1,10 +1,10 @@
-"""Units of work joined to a part of a corpus: memmappable arrays for each split, described by a summary.
+"""Join units of work to a part of a corpus: memmappable arrays for each split, described by a summary.
 
     {train,heldout}/tokens.npy, sentences.npy, documents.npy and an array for each other stored field
     train/token_counts.npy      int64 [vocab]
     summary.json                written last: splits, characters, counts, values, files, fingerprint
 
-Memory: about 80 bytes per document of the part, and what is needed of one unit.
+Memory: about 80 bytes per document of the part, and the arrays of one unit.
 """
 
 from collections.abc import Iterator
@@ -21,15 +21,15 @@ from data_pipelines.store.files import SUMMARY, NpyFile, beside, describe_files,
 from data_pipelines.store.job import Job
 from data_pipelines.store.units import VALUE, read_unit
 
-CHUNK = 1 << 22  # tokens that are copied at a time
-ENOUGH = 50_000  # tokens of the whole corpus; below that up to MOST of the documents may be held out
+CHUNK = 1 << 22  # tokens to copy at a time
+ENOUGH = 50_000  # held-out tokens of a corpus; if there are fewer, up to MOST of the documents are held out
 MOST = 0.05
 CUT = "documents cut at the end of a part"
 TOO_LARGE = "documents of several segments that have most of a part, kept whole: too little is held out"
 
 
 class Documents(NamedTuple):
-    """The documents of a part, without empty ones. starts: the first sentence of each, then their number, int64
+    """The nonempty documents of a part. starts: the first sentence of each, then the number of sentences, int64
     [documents + 1]. tokens: int64 [documents]. rows: `UnitFiles.dtype` [documents]."""
 
     starts: np.ndarray
@@ -38,14 +38,14 @@ class Documents(NamedTuple):
 
 
 def part_name(number: int) -> str:
-    """Where a part of a corpus is in it."""
+    """Return the path of a part in its corpus."""
     return f"parts/{number:06}"
 
 
 def write_part(folder: Path, units: list[Path], job: Job) -> dict:
-    """Make the folder from the folders of units; returns its summary. A part that is there is left alone.
+    """Write the folder of a part from the folders of its units. Returns its summary. A part that exists is left alone.
 
-    UserError for a damaged unit, whose folder is removed.
+    Raises UserError for a damaged unit, whose folder is removed.
     """
     if (folder / SUMMARY).exists():
         return read_summary(folder)
@@ -69,8 +69,8 @@ def write_part(folder: Path, units: list[Path], job: Job) -> dict:
 
 
 def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict[str, dict[str, int]], dict]:
-    """All documents of the units, the number of each text of a field, and what the summaries say together: characters,
-    counts and values."""
+    """Return all documents of the units; for each field of texts, the number of each text; and the units' summaries
+    together: characters, counts and values."""
     found, offsets, files, paths = [], [], [], {}
     texts_of = {name: field.values for name, field in job.fields.items() if field.values is not None}
     numbered = {name: {text: number for number, text in enumerate(texts)} for name, texts in texts_of.items()}
@@ -92,7 +92,7 @@ def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict[str, dict
         sentences, tokens = sentences + len(unit.sentences) - 1, tokens + int(unit.sentences[-1])
     documents, offset, file = map(np.concatenate, (found, offsets, files))
     continues = documents["continues"]
-    continues[1:] &= file[1:] == file[:-1]  # of a file whose beginning could not be read, the rest is no other file's
+    continues[1:] &= file[1:] == file[:-1]  # a rest without its beginning must not continue another file
     begins = np.flatnonzero(~continues | (np.arange(len(documents)) == 0))  # no document crosses parts
     size = np.diff(offset[begins], append=tokens)
     paths = list(paths)
@@ -109,9 +109,9 @@ def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict[str, dict
 
 
 def _with_end_held(documents: Documents, held: np.ndarray, folders: list[Path], job: Job, problems: Problems):
-    """Where one document has most of the part, so that it cannot be held out and the others are too few, its last
-    sentences are a document of their own that is held out. One of several segments, an input and its target, is noted
-    as a problem instead, since a piece of it says nothing."""
+    """If one document has most of the part, so that it cannot be held out and the others are too few, hold out its last
+    sentences as a separate document. If it has several segments, an input and its target, note a problem instead, since
+    a piece of it means nothing."""
     total, has = int(documents.tokens.sum()), int(documents.tokens[held].sum())
     wanted = missing_held(has, total, job.heldout, job.parts)
     longest = int(documents.tokens.argmax()) if total else 0
@@ -125,7 +125,7 @@ def _with_end_held(documents: Documents, held: np.ndarray, folders: list[Path], 
         problems.note(TOO_LARGE, str(job.sources[documents.rows["source"][longest]]))
         return documents, held
     lengths = of_longest(lambda unit: np.diff(unit.sentences))
-    held_then = np.cumsum(lengths[::-1])  # with 1, 2, .. sentences from the end: enough, but never the larger share
+    held_then = np.cumsum(lengths[::-1])  # with 1, 2, .. sentences: enough, but at most half
     count = min(np.searchsorted(held_then, wanted) + 1, np.searchsorted(held_then, total // 2 - has, "right"))
     if not count:
         return documents, held
@@ -141,11 +141,11 @@ def _with_end_held(documents: Documents, held: np.ndarray, folders: list[Path], 
 
 
 def choose_held(hashes: np.ndarray, tokens: np.ndarray, fraction: float, parts: int) -> np.ndarray:
-    """bool [documents]: those to keep for evaluation. Their hash is smallest, `fraction` of all, and up to MOST of all
-    where those have too few tokens; documents of the same text go the same way, and never the larger share of the
-    tokens is held out.
+    """Choose the documents to hold out for evaluation: bool [documents]. They have the smallest hashes: a share of
+    `fraction`, or up to MOST if those have too few tokens. Documents with the same text go the same way, and at most
+    half of the tokens are held out.
 
-    hashes: uint64 [documents]. tokens: int64 [documents]. parts: of the corpus, which have to be ENOUGH together.
+    hashes: uint64 [documents]. tokens: int64 [documents]. parts: of the corpus, which must reach ENOUGH together.
     """
     held = np.zeros(len(hashes), bool)
     if not fraction or len(hashes) < 2:
@@ -155,7 +155,7 @@ def choose_held(hashes: np.ndarray, tokens: np.ndarray, fraction: float, parts: 
     sizes, copies = np.add.reduceat(tokens[order], first), np.diff(first, append=len(order))
     limit, left = np.uint64(fraction * 2**64), int(tokens.sum()) // 2
     most, taken, enough = max(int(MOST * len(hashes)), 1), 0, -(-ENOUGH // parts)
-    for at, begin in enumerate(first):  # few: the loop ends at the first that is not wanted
+    for at, begin in enumerate(first):  # short: the loop ends at the first that is not wanted
         if not (hashes[order[begin]] < limit or (enough > 0 and taken < most)):
             break
         size, number = int(sizes[at]), int(copies[at])
@@ -166,7 +166,7 @@ def choose_held(hashes: np.ndarray, tokens: np.ndarray, fraction: float, parts: 
 
 
 def missing_held(held: int, total: int, fraction: float, parts: int) -> int:
-    """How many tokens of a part are held out too few, where `held` of `total` are."""
+    """Return how many more of a part's `total` tokens should be held out, where `held` are."""
     return max(int(fraction * total), min(-(-ENOUGH // parts), int(MOST * total))) - held if fraction else 0
 
 
@@ -208,7 +208,7 @@ def _write_split(
 
 
 def _write_columns(to: Path, rows: np.ndarray, job: Job, numbered: dict[str, dict]) -> None:
-    """Write what is said of documents. rows: `UnitFiles.dtype` [documents]."""
+    """Write the fields of documents. rows: `UnitFiles.dtype` [documents]."""
     languages = [job.fields["languages"].values.index(source.language) for source in job.sources]
     columns = {"sources": rows["source"], "languages": np.array(languages, np.uint16)[rows["source"]]}
     columns |= {name: rows[VALUE + name] for name in valued(job.fields)}
@@ -221,7 +221,8 @@ def _write_columns(to: Path, rows: np.ndarray, job: Job, numbered: dict[str, dic
 
 
 def _chunks(bounds: np.ndarray) -> Iterator[tuple[int, int]]:
-    """(first, after the last) sentences of about CHUNK tokens. bounds: int64 [sentences + 1], where each begins."""
+    """Yield (first, after the last) of sentences with about CHUNK tokens. bounds: int64 [sentences + 1], where each
+    begins."""
     at = 0
     while at < len(bounds) - 1:
         stop = max(at + 1, int(np.searchsorted(bounds, bounds[at] + CHUNK, "right")) - 1)

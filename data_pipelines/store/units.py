@@ -1,13 +1,13 @@
-"""Units of work: documents, encoded many at a time, become a folder of arrays that appears only when it is complete.
+"""Units of work: encode documents, many at a time, into a folder of arrays that appears only when it is complete.
 
     FIELD.npy          [tokens or sentences, ...], each field that is stored by token or sentence
-    sentences.npy      uint32 [sentences]       tokens of each
+    sentences.npy      uint32 [sentences], tokens of each sentence
     documents.npy      DOCUMENT [documents], and a column for each of their values
     summary.json       characters; problems: what could not be read; paths: of the ranges; values: what the numbers of
                        fields stand for in this unit; files: sizes and hashes
 
-A document that goes on from the unit before is the first here, and `continues`. Documents without tokens are here too:
-which are empty is known when units are joined to a part, and so is to which split a document goes.
+A document that continues from the unit before is the first here, and `continues` is true. Documents without tokens are
+included: only when units are joined to a part is it known which documents are empty, and which split each goes to.
 """
 
 import functools
@@ -32,13 +32,13 @@ from data_pipelines.text.sentences import starts
 from data_pipelines.text.steps import run
 
 BATCH = 1 << 20  # characters encoded at a time
-VALUE = "value "  # begins the columns of values
-# start: its first sentence; hash: of its first piece; range: of the unit, where it is
+VALUE = "value "  # prefix of the columns of values
+# start: first sentence; hash: of the first piece; range: number of the unit's range that it is in
 DOCUMENT = np.dtype([("start", "<i8"), ("hash", "<u8"), ("source", "<u2"), ("range", "<u2"), ("continues", "?")])
 
 
 def write_unit(folder: Path, unit: tuple[Range, ...], job: Job, encoder: Encoder) -> None:
-    """Make the folder from the ranges of a unit. One that exists and is whole is left alone."""
+    """Write the folder of a unit from its ranges. A folder that is whole is left alone."""
     if is_whole(folder):
         return
     problems, files = Problems(), UnitFiles(folder, job)
@@ -47,7 +47,7 @@ def write_unit(folder: Path, unit: tuple[Range, ...], job: Job, encoder: Encoder
         source, plainly = job.sources[part.source], functools.partial(problems.note, PLAIN_SPACES, part.path)
         drop = functools.partial(problems.note, where=part.path)
         for document in run(job.steps, read(source, part, problems), drop):
-            begins = [starts(one.text, one.language or source.language, plainly) for one in document.segments]
+            begins = [starts(each.text, each.language or source.language, plainly) for each in document.segments]
             batches.add(document, begins, part.source, index, source.language)
     batches.flush()
     values = {name: list(numbers) for name, numbers in batches.values.items()}
@@ -55,8 +55,8 @@ def write_unit(folder: Path, unit: tuple[Range, ...], job: Job, encoder: Encoder
 
 
 class UnitFiles:
-    """The files of a unit while they are written; `finish` gives them their folder. dtype: of documents, the columns of
-    DOCUMENT, then their values, of texts their numbers."""
+    """The files of a unit while they are written; `finish` moves them to their folder. dtype: of documents, the columns
+    of DOCUMENT and then their values (of texts, numbers)."""
 
     def __init__(self, folder: Path, job: Job):
         self.folder, self.temporary = folder, beside(folder)
@@ -72,8 +72,8 @@ class UnitFiles:
         return self.temporary / f"{name}.npy"
 
     def add(self, lengths: np.ndarray, documents: np.ndarray, **fields: np.ndarray) -> None:
-        """Sentences of lengths i64 [sentences]; documents (of `UnitFiles.dtype`, start counted from the first of these
-        sentences); the values of every stored field by token and by sentence."""
+        """Add sentences of lengths i64 [sentences]; documents (of `UnitFiles.dtype`, with start counted from the first
+        of these sentences); and the values of every field that is stored by token or sentence."""
         documents = documents.copy()
         documents["start"] += self.files["sentences"].length
         self.documents.append(documents)
@@ -81,7 +81,8 @@ class UnitFiles:
             self.files[name].write(array)
 
     def finish(self, characters: int, problems: dict, paths: list[str], values: dict[str, list[str]]) -> None:
-        """values: of fields whose numbers stand for texts, those of this unit."""
+        """Close the files and put the folder in its place. values: field -> the texts that its numbers stand for in
+        this unit."""
         for file in self.files.values():
             file.close()
         np.save(self._place("documents"), np.concatenate(self.documents))
@@ -91,7 +92,7 @@ class UnitFiles:
 
 
 class _Text(NamedTuple):
-    """A segment that waits to be encoded; places are characters."""
+    """A segment that waits to be encoded; places are in characters."""
 
     segment: Segment
     language: str
@@ -100,12 +101,12 @@ class _Text(NamedTuple):
 
 
 class Batches:
-    """Writes documents to the files of a unit. characters: of the texts so far."""
+    """Writes documents to the files of a unit. characters: number of characters in the texts so far."""
 
     def __init__(self, files: UnitFiles, encoder: Encoder, fields: dict[str, Field]):
         self.files, self.encoder, self.fields = files, encoder, fields
-        self.characters, self.range = 0, None  # of the document before
-        # Of fields of texts: text -> its number in this unit; by token and sentence 0 is where nothing is said
+        self.characters, self.range = 0, None  # range: of the document before
+        # values: for fields of texts, text -> its number in this unit; by token and sentence, 0 means no value
         self.valued = valued(fields)
         self.annotated = {name: fields[name] for name in fields if name not in {*PLANNED, *self.valued}}
         self.values = {name: {"": 0} for name, field in self.annotated.items() if field.values is not None}
@@ -115,12 +116,12 @@ class Batches:
     def _empty(self) -> None:
         self.texts: list[_Text] = []
         self.size = self.sentences = 0
-        self.begun = []  # a row of `UnitFiles.dtype` each
+        self.begun = []  # rows of `UnitFiles.dtype`
 
     def add(self, document: Document, starts: list[np.ndarray], source: int, index: int, language: str = "") -> None:
-        """A document of a source, from a range of the unit, or a piece of one; its (first piece of) text decides the
-        split. starts: where sentences start in each segment; the white space of one without sentences is left out.
-        language: of segments that name none."""
+        """Add a document of a source, or a piece of one, from range `index` of the unit. The text (of the first piece)
+        decides the split. starts: where sentences start in each segment; a segment without sentences is only white
+        space and left out. language: of segments that name none."""
         if not document.continues or index != self.range:
             text = "\n\n".join(segment.text for segment in document.segments)
             digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -137,7 +138,7 @@ class Batches:
                 self.flush()
 
     def flush(self) -> None:
-        """Encode and write what waits."""
+        """Encode and write the texts that wait."""
         places = [np.concatenate([text.starts, *_spans(text.notes)]) for text in self.texts]
         encoded = self.encoder.encode([text.segment.text for text in self.texts], places)
         counts = np.array([(len(text.starts), len(text.notes)) for text in self.texts], np.int64).reshape(-1, 2)
@@ -152,14 +153,15 @@ class Batches:
         names, languages = [text.segment.name for text in self.texts], [text.language for text in self.texts]
         for name, of_texts in (("segments", names), ("segment_languages", languages)):
             if name in self.fields:
-                numbers = np.array([self.fields[name].values.index(one) for one in of_texts], self.fields[name].dtype)
+                numbers = np.array([self.fields[name].values.index(text) for text in of_texts], self.fields[name].dtype)
                 fields[name] = np.repeat(numbers, counts[:, 0])[kept]
         self.files.add(lengths[kept], documents, **fields)
         self.characters += self.size
         self._empty()
 
     def _annotated(self, tokens: int, begin: np.ndarray, end: np.ndarray, kept: np.ndarray) -> dict[str, np.ndarray]:
-        """The values of annotations: name -> [tokens or sentences, ...]. begin, end: i64 [annotations], in tokens."""
+        """Return the values of annotations: name -> [tokens or sentences, ...]. begin, end: i64 [annotations], in
+        tokens."""
         sizes = {"token": tokens, "sentence": len(kept)}
         fields = self.annotated.items()
         arrays = {name: np.zeros((sizes[field.per], *field.shape), field.dtype) for name, field in fields}
@@ -185,18 +187,18 @@ class Batches:
 
 
 def _spans(notes: list[Annotation]) -> np.ndarray:
-    """i64 [2, notes]: where they begin and end, in characters."""
+    """Return where annotations begin and end, in characters: i64 [2, notes]."""
     return np.array([(note.start, note.end) for note in notes], np.int64).reshape(-1, 2).T
 
 
 def _cut(encoded: Encoded, sentences: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """i64: the tokens of each sentence, and where the spans begin and end in tokens.
+    """Return the number of tokens in each sentence, and where the spans begin and end in tokens: i64 each.
 
-    sentences, spans: i64 [texts], how many each has. The places in a text are where its
-    sentences start, at least one, then where spans begin, then where they end.
+    sentences, spans: i64 [texts], the number in each text. The places in a text are where its sentences start, at least
+    one, then where spans begin, then where they end.
 
-    A token belongs to the sentence in which it ends; what ends before the first belongs to the first. A span has all
-    tokens that it has a character of.
+    A token belongs to the sentence in which it ends; a token that ends before the first sentence belongs to the first.
+    A span has all tokens of which it has a character.
     """
     kinds = np.repeat(np.tile([0, 1, 2], len(spans)), np.stack([sentences, spans, spans], 1).ravel())
     first = np.cumsum(encoded.lengths) - encoded.lengths  # token of each text
@@ -210,7 +212,7 @@ def _cut(encoded: Encoded, sentences: np.ndarray, spans: np.ndarray) -> tuple[np
 
 class Unit(NamedTuple):
     """A unit of work read back. fields: name -> [tokens or sentences, ...], mapped. sentences: int64 [sentences + 1],
-    the token at which each begins, then their number."""
+    the token at which each begins, then the number of tokens."""
 
     fields: dict[str, np.ndarray]
     sentences: np.ndarray
@@ -219,8 +221,8 @@ class Unit(NamedTuple):
 
 
 def read_unit(folder: Path, hashed: bool = False) -> Unit:
-    """UserError where it is not what was written (hashed: to the last byte); its folder is removed, so that it is made
-    again."""
+    """Read a unit. Raises UserError if it is not what was written (with `hashed`, to the last byte), and removes its
+    folder, so that it is made again."""
     try:
         summary = read_summary(folder, hashed)
     except (UserError, FileNotFoundError) as error:

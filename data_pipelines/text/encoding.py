@@ -1,9 +1,9 @@
-"""Texts to token ids, the same as the tokenizer's own of each whole text, several times faster for the kinds that
-`prepare` trains.
+"""Encode texts to token ids: the same ids as the tokenizer gives for each whole text, several times faster for the
+kinds that `prepare` trains.
 
-Text is cut into runs, each the white space before a word and the word, where the tokenizer treats what is on either
-side alone. Natural text repeats its words: each distinct run is encoded once, by the tokenizer itself, and looked up
-afterwards.
+A text is cut into runs (a word with the white space before it) such that the tokenizer treats the text on either side
+of a cut alone. Natural text repeats its words, so each distinct run is encoded once, by the tokenizer itself, and then
+looked up.
 """
 
 import bisect
@@ -18,50 +18,51 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-WORD = "▁"  # begins every word of SentencePiece
+WORD = "▁"  # SentencePiece's mark at the beginning of a word
 METASPACE = {"type": "Metaspace", "replacement": WORD, "prepend_scheme": "always", "split": True}
-ALONE = {"NFKD", "NFKC", "StripAccents", "Lowercase"}  # what these do ends at a space, before and after it
+ALONE = {"NFKD", "NFKC", "StripAccents", "Lowercase"}  # these act on the text on either side of a space alone
 SPACE = r" \t\n\r\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 CONTROL_SPACE = r"\x0b\x0c\x85"  # white space, but BERT's normaliser removes it
-# Characters of BERT's that are words of their own: Chinese, and the punctuation beside it
+# Characters that BERT treats as words: Chinese ones, and their punctuation
 SINGLE = r"\u3400-\u4dbf\u4e00-\u9fff、。，．！？；：（）《》〈〉「」『』【】〔〕“”‘’…—·"
-# Characters that Unicode's normal forms may replace by another, whatever is beside them among these
+# Characters that Unicode's normal forms replace, if at all, one by one, whichever of these are next to them
 PLAIN = [*map(chr, range(0x21, 0x7F)), *"、。，．！？；：（）《》〈〉「」『』【】“”—·"]
 PLAIN += map(chr, range(0x4E00, 0xA000))
-MOST_RUNS, MOST_CHARACTERS = 400_000, 16_000_000  # the table starts anew beyond these, to bound memory (~150 MB)
+MOST_RUNS, MOST_CHARACTERS = 400_000, 16_000_000  # beyond these the table starts anew, to bound memory (~150 MB)
 
 
 def _runs(space: str, single: str = "", after: str = "") -> re.Pattern:
     return re.compile((f"[{single}]|" if single else "") + f"[{space}]*[^{space}{single}]+{after}|[{space}]+")
 
 
-PYTHON_SPACE = r"\s\x1c-\x1f"  # of Python's \s, written for other engines
+PYTHON_SPACE = r"\s\x1c-\x1f"  # Python's \s, written for other regex engines
 CTRL_WORD = re.compile(f"[^{PYTHON_SPACE}]+\n?")
 SPACED, CHINESE = _runs(SPACE), _runs(SPACE, SINGLE)
 BYTES, CTRL = _runs(SPACE + CONTROL_SPACE), _runs(PYTHON_SPACE, after="\n?")
-LEADS = {BYTES: SPACE + CONTROL_SPACE, CTRL: PYTHON_SPACE}  # the white space in front of a run, else SPACE
+LEADS = {BYTES: SPACE + CONTROL_SPACE, CTRL: PYTHON_SPACE}  # the white space before a run; default: SPACE
 BYTE_ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 BYTE_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # how byte-level tokens write space, newline, tab, return
 
 
 def byte_characters() -> list[str]:
-    """How byte-level tokens write each byte: printable ones as they are, others by characters from 256 on (GPT-2's)."""
+    """Return how byte-level tokens write each byte: printable ones as they are, others as characters from 256 on
+    (GPT-2's)."""
     printable, others = {*range(33, 127), *range(161, 173), *range(174, 256)}, map(chr, itertools.count(256))
     return [chr(byte) if byte in printable else next(others) for byte in range(256)]
 
 
 class Encoded(NamedTuple):
-    """Texts one after another. A place is a character of a text, or its end."""
+    """Encoded texts, one after the other. A place is a character of a text, or its end."""
 
     tokens: np.ndarray  # u32 [tokens]
     lengths: np.ndarray  # i64 [texts]
     ended: np.ndarray  # i64 [places]: how many tokens of that text end at or before the place
     straddled: np.ndarray  # bool [places]: a token begins before the place and ends after it
-    word_starts: np.ndarray | None  # bool [tokens]; None where the encoder's own tells by token
+    word_starts: np.ndarray | None  # bool [tokens]; None if the encoder's `word_starts` tells by token
 
 
 class Table(dict):
-    """Run -> its index; one not seen before gets the next index and waits in `new`."""
+    """Run -> its index. A run that was not seen before gets the next index and waits in `new`."""
 
     def __init__(self):
         super().__init__()
@@ -74,9 +75,9 @@ class Table(dict):
 
 
 class Encoder:
-    """Encodes texts with a `tokenizers.Tokenizer`. Special tokens are not added and not recognised: '[MASK]' in a
-    document is ordinary text. word_starts: bool [vocab], the tokens that begin a word; None where that depends on
-    more than the token."""
+    """Encodes texts with a `tokenizers.Tokenizer`. Special tokens are neither added nor recognised: '[MASK]' in a
+    document is ordinary text. word_starts: bool [vocab], the tokens that begin a word; None if that depends on more
+    than the token."""
 
     def __init__(self, tokenizer: Tokenizer):
         written = json.loads(tokenizer.to_str())
@@ -84,14 +85,14 @@ class Encoder:
         self.lead = re.compile(f"[{LEADS.get(self.runs, SPACE)}]*")
         self.prefix = bool(self.runs) and written["pre_tokenizer"].get("add_prefix_space", False)
         if self.prefix:
-            written["pre_tokenizer"]["add_prefix_space"] = False  # of a text, not of each run
+            written["pre_tokenizer"]["add_prefix_space"] = False  # once per text, not for each run
         self.bytes = _bytes(written) if self.runs is BYTES and not self.prefix else None
         self.tokenizer = _without_specials(written)
         self.widths, self.safe = _widths(written, self.runs)
         self._forget()
 
     def encode(self, texts: list[str], places: Sequence[np.ndarray]) -> Encoded:
-        """places: i64 [places of that text], for each text."""
+        """Encode texts. places: for each text, i64 [places in it]."""
         if self.bytes is not None:
             return self._encode_bytes(texts, places)
         if self.runs is None:
@@ -102,7 +103,7 @@ class Encoder:
         runs = list(itertools.chain.from_iterable(runs_of))
         texts_at = _bounds(map(len, runs_of), len(runs_of))  # the first run of each text
         begin = _bounds(map(len, runs), len(runs))
-        text = np.repeat(np.arange(len(places)), [len(some) for some in places])
+        text = np.repeat(np.arange(len(places)), [len(each) for each in places])
         at = begin[texts_at[text]] + np.concatenate([np.zeros(0, np.int64), *places])
         run = np.searchsorted(begin, at, "right") - 1
         offset = at - begin[run]
@@ -128,12 +129,12 @@ class Encoder:
         return Encoded(tokens, lengths, ended, straddled, word_starts)
 
     def tokens(self, texts: list[str]) -> list[np.ndarray]:
-        """The tokens of each text, u32 [tokens]."""
+        """Return the tokens of each text, u32 [tokens]."""
         encoded = self.encode(texts, [np.zeros(0, np.int64)] * len(texts))
         return np.split(encoded.tokens, np.cumsum(encoded.lengths)[:-1]) if texts else []
 
     def _sort(self, runs: list[str], run: np.ndarray, offset: np.ndarray) -> tuple[np.ndarray, list[int]]:
-        """Places where no run begins: those that widths of tokens tell, and those that need offsets."""
+        """Divide the places inside runs into those that the widths of tokens locate, and those that need offsets."""
         later = np.flatnonzero(offset)
         if self.runs is BYTES:
             return later, []
@@ -148,9 +149,12 @@ class Encoder:
         return np.array(told, np.int64), inside
 
     def _measure(self, tokens, first, text: str, begin, run, at) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens that end at or before each place `at`, of all texts, and whether one straddles it. text: all.
+        """Return, for each place `at` of all texts, how many tokens end at or before it, and whether one straddles it.
+        text: all texts.
 
-        Every byte of a byte-level run is in one token; of a safe run, ▁ and every character but the white space."""
+        Each byte of a byte-level run is in one token; so are, in a safe run, ▁ and each character other than white
+        space.
+        """
         if self.runs is BYTES:
             target = _bytes_before(text)[at]
             ends = np.cumsum(self.widths[tokens])
@@ -164,12 +168,12 @@ class Encoder:
     def _encode_bytes(self, texts, places):
         tokens = self.bytes[np.frombuffer("".join(texts).encode(), np.uint8)]
         lengths = np.array([len(text.encode()) for text in texts], np.int64)
-        ended = [_bytes_before(text)[some] for text, some in zip(texts, places, strict=True)]
+        ended = [_bytes_before(text)[each] for text, each in zip(texts, places, strict=True)]
         ended = np.concatenate([np.zeros(0, np.int64), *ended])
         return Encoded(tokens, lengths, ended, np.zeros(len(ended), bool), None)
 
     def _encode_plainly(self, texts, places):
-        encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)  # _fast has no word_ids
+        encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)  # encode_batch_fast gives no word_ids
         lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
         tokens = np.fromiter(itertools.chain.from_iterable(e.ids for e in encodings), np.uint32, lengths.sum())
         spans = (encoding.offsets for encoding in encodings)
@@ -186,7 +190,8 @@ class Encoder:
         return Encoded(tokens, lengths, ended, straddled.astype(bool), word_starts)
 
     def _learn(self, looked_into: list[str]) -> dict[str, list[tuple[int, int]]]:
-        """Encode the new runs and append them to the table; the offsets of the tokens of the others, new or not."""
+        """Encode the new runs and append them to the table. Returns the offsets of tokens in `looked_into`, runs new or
+        old."""
         distinct = list(dict.fromkeys(looked_into))
         known = dict(zip(distinct, self.tokenizer.encode_batch(distinct, add_special_tokens=False), strict=True))
         new = self.table.new
@@ -205,38 +210,38 @@ class Encoder:
     def _forget(self):
         self.table, self.characters = Table(), 0
         self.count = np.zeros(0, np.int64)  # tokens of each run
-        self.start = np.zeros(0, np.int64)  # where they begin in `flat`
+        self.start = np.zeros(0, np.int64)  # where each run begins in `flat`
         self.flat = np.zeros(0, np.uint32)
 
 
 def _bounds(counts, length: int = -1) -> np.ndarray:
-    """[0, the sums of counts so far]; from an array, or from so many integers."""
+    """Return [0, the sums of counts so far]; counts: an array, or an iterable of `length` integers."""
     counts = np.fromiter(counts, np.int64, length) if length >= 0 else counts
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
 def _bytes_before(text: str) -> np.ndarray:
-    """i64 [characters + 1]: the bytes of UTF-8 before each place."""
+    """Return the bytes of UTF-8 before each place: i64 [characters + 1]."""
     code = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     return _bounds(1 + (code > 0x7F) + (code > 0x7FF) + (code > 0xFFFF))
 
 
 def _place(spans: list[tuple[int, int]], at: int) -> tuple[int, bool]:
-    """(tokens that end at or before character `at`, whether one begins before it and ends after it)."""
+    """Return (tokens that end at or before character `at`, whether one begins before it and ends after it)."""
     ended = bisect.bisect_right(spans, at, key=lambda span: span[1])
     return ended, ended < len(spans) and spans[ended][0] < at
 
 
 def _prefixed(texts, places):
-    """Each text with the space in front that its tokenizer takes it to have, and its places moved with it."""
+    """Put before each text the space that its tokenizer would add, and move its places."""
     moved = [bool(text) and text[0] != " " for text in texts]
-    texts = [f" {text}" if one else text for one, text in zip(moved, texts, strict=True)]
-    return texts, [np.where(some, some + one, 0) for one, some in zip(moved, places, strict=True)]
+    texts = [f" {text}" if moves else text for moves, text in zip(moved, texts, strict=True)]
+    return texts, [np.where(each, each + moves, 0) for moves, each in zip(moved, places, strict=True)]
 
 
 def _without_specials(written: dict) -> Tokenizer:
-    """The tokenizer with special tokens that no text spells. A unigram or word model finds them like any other token;
-    a space in front, which their words never hold, hides them."""
+    """Return the tokenizer with special tokens that no text can spell. Unigram and word models find them like any other
+    token; a space in front, which their words never hold, hides them."""
     specials = {token["content"] for token in written["added_tokens"] if token["special"]}
     model = written["model"]
 
@@ -261,8 +266,8 @@ def _without_specials(written: dict) -> Tokenizer:
 
 
 def _reading(written: dict) -> tuple[re.Pattern | None, np.ndarray | None, np.ndarray | None]:
-    """How a tokenizer's texts are cut into runs that it treats alone, and bool [vocab]: the tokens that begin a word,
-    or those that end one. None where that is not known of its kind. written: its tokenizer.json."""
+    """Return how a tokenizer's texts are cut into runs that it treats alone, and bool [vocab]: the tokens that begin a
+    word, or those that end one. None for unknown kinds. written: its tokenizer.json."""
     model = written["model"]
     splits, changes = _steps(written["pre_tokenizer"], "pretokenizers"), _steps(written["normalizer"], "normalizers")
     kinds = model["type"], [step["type"] for step in splits], [step["type"] for step in changes]
@@ -292,7 +297,7 @@ def _reading(written: dict) -> tuple[re.Pattern | None, np.ndarray | None, np.nd
 
 
 def _told(written: dict, about: Callable[[str], bool | int]) -> np.ndarray:
-    """[vocab]: what `about` says of each token; 0 of those that are added."""
+    """Return `about` of each token, [vocab]; 0 for added tokens."""
     ids, added = _ids(written["model"]), [token["id"] for token in written["added_tokens"]]
     told = np.zeros(1 + max([*ids.values(), *added]), type(about("")))
     told[[*ids.values()]] = [*map(about, ids)]
@@ -305,15 +310,16 @@ def _ids(model: dict) -> dict[str, int]:
 
 
 def _bytes(written: dict) -> np.ndarray | None:
-    """u32 [256]: the token of each byte, where every byte is a token."""
+    """Return the token of each byte, u32 [256], if every byte is a token; else None."""
     if written["model"]["merges"]:
         return None
     return np.array([written["model"]["vocab"][character] for character in byte_characters()], np.uint32)
 
 
 def _widths(written: dict, runs: re.Pattern | None) -> tuple[np.ndarray | None, re.Pattern | None]:
-    """i64 [vocab]: the bytes of each token of a byte-level tokenizer, or the characters of each piece; and the runs for
-    which these tell where a piece ends, those of characters that stay one each and are known. Else None."""
+    """Return i64 [vocab], the bytes of each token of a byte-level tokenizer or the characters of each piece, and a
+    pattern of the runs in which these widths locate the end of a piece: runs of known characters that normalise to a
+    single one. Otherwise None."""
     if runs is BYTES:
         return _told(written, len), None
     if runs is not SPACED or METASPACE not in _steps(written["pre_tokenizer"], "pretokenizers"):
@@ -328,20 +334,20 @@ def _widths(written: dict, runs: re.Pattern | None) -> tuple[np.ndarray | None, 
 
 
 def _steps(part: dict | None, inside: str) -> list[dict]:
-    """Those of a normaliser or pre-tokeniser."""
+    """Return the steps of a normaliser or pre-tokeniser."""
     return part.get(inside, [part]) if part else []
 
 
 def _alone(change: dict) -> bool:
-    """A step of normalising does the same to the text on either side of a space whatever is on the other."""
+    """Return whether a normalising step changes the text on either side of a space whatever is on the other."""
     replaces_words = change["type"] == "Replace" and " " not in change["pattern"].get("String", " ")
     return replaces_words or change["type"] in ALONE
 
 
 @functools.lru_cache(maxsize=8)
 def token_bytes(path: Path) -> np.ndarray | None:
-    """i64 [vocab]: the bytes of each token of a byte-level tokenizer, 0 for special ones; None for another, which may
-    change text before it cuts it. path: of the tokenizer's files."""
+    """Return the bytes of each token of a byte-level tokenizer, 0 for special ones: i64 [vocab]; None for another
+    tokenizer, which may change text before it cuts it. path: folder of the tokenizer's files."""
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     encoder = Encoder(tokenizer)
     if encoder.runs is not BYTES or encoder.prefix:

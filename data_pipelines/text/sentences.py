@@ -1,4 +1,4 @@
-"""Where sentences begin in a text, found with `sentencex`."""
+"""Find where sentences begin in a text, with `sentencex`."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ import sentencex
 from data_pipelines.errors import UserError, nearest
 
 BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
-# ISO's two-letter codes, and what else sentencex has rules for. Where it has none, sentences end as English ones do
+# ISO's two-letter codes, and others that sentencex has rules for. Without rules, sentences end as in English
 CODES = """
 aa ab ae af ak am an ar as ast av awa ay az azb ba ban bar be be-tarask bg bh bho bi bjn bm bn bo bpy br bs bxr ca
 ce ceb ch ckb co cr cs csb cu cv cy da de de-at de-ch dsb dv dz ee el en en-ca en-gb eo es es-419 et eu fa ff fi fj fo
@@ -21,14 +21,14 @@ tg th ti tk tl tn to tr ts tt tw ty udm ug uk ur uz ve vec vi vls vo wa war wo w
 zh-hant zh-hk zh-tw zu
 """
 LANGUAGES = CODES.split()
-WINDOW = 2000  # characters; sentencex sees no more of a paragraph at a time
+WINDOW = 2000  # most characters of a paragraph that sentencex sees at a time
 
 
 def starts(text: str, language: str = "en", panicked: Callable[[], None] = lambda: None) -> np.ndarray:
-    """i64 [sentences]: the character with which each sentence begins, which is no white space; in linear time.
+    """Return the character with which each sentence begins, which is no white space: i64 [sentences]; in linear time.
 
-    A blank line ends a sentence, one newline does not. A sentence of more than WINDOW characters is cut after a space,
-    if it has one. panicked: called for each window that sentencex reads only with plain spaces.
+    A blank line ends a sentence, a single newline does not. A sentence of more than WINDOW characters is cut after a
+    space, if it has one. panicked: called for each window that sentencex can read only with plain spaces.
     """
     found = []
     at = 0
@@ -39,16 +39,16 @@ def starts(text: str, language: str = "en", panicked: Callable[[], None] = lambd
 
 
 def check_language(language: str) -> None:
-    """UserError for a language that is not known: sentencex takes it for English without a word."""
+    """Raise UserError for an unknown language, which sentencex would silently treat as English."""
     if language not in LANGUAGES:
         base = re.split("[-_]", language.lower())[0]
         near = [code for code in (base, base[:3], base[:2]) if code in LANGUAGES]
         near = near[0] if near else nearest(base, LANGUAGES)
-        raise UserError(f"--language {language}: not known; the nearest is {near}; give a code such as en or zh")
+        raise UserError(f"--language {language}: is not known; the nearest is {near}; give a code such as en or zh")
 
 
 def _paragraph(text: str, at: int, end: int, language: str, panicked) -> Iterator[int]:
-    """The starts in text[at:end], found in windows: each window ends where its last whole sentence does."""
+    """Yield the starts in text[at:end], found in windows, each of which ends with its last whole sentence."""
     while at < end:
         window = text[at : min(at + WINDOW, end)]
         parts = _segment(language, window.replace("\n", " "), panicked)
@@ -62,10 +62,10 @@ def _paragraph(text: str, at: int, end: int, language: str, panicked) -> Iterato
 
 
 def _segment(language: str, text: str, panicked) -> list[str]:
-    """The sentences of a short text, which they make up with no character more or less."""
+    """Return the sentences of a short text; joined, they are the text."""
     try:
         return sentencex.segment(language, text)
-    except BaseException as error:  # it cuts between the bytes of a space that is not ASCII, which ends in Rust's panic
+    except BaseException as error:  # it cuts inside the bytes of a space that is not ASCII: a panic of Rust
         if type(error).__name__ != "PanicException":
             raise
     panicked()

@@ -1,11 +1,11 @@
-"""What is done to documents before anything else, by name: each step makes of the documents of a file, or of a range
-of one, those that go on to the next. It may change, annotate, split, drop or add documents.
+"""Text steps, by name, which documents go through before anything else. A step turns the documents of a file, or of a
+range of one, into those for the next step. It may change, annotate, split, drop or add documents.
 
 Long documents come in pieces, of which all but the first are `continues`. A step that drops a document drops all its
-pieces; of those that it splits a piece into, only the first may continue what was before. A range may begin within a
-document, with a piece that continues what no step sees.
+pieces; if it splits a piece, only the first new piece may continue the document before. A range may begin inside a
+document, with a piece that continues one that the step does not see.
 
-A corpus lists (name, version) of its steps in their order; a function that gives other results gets another version.
+A corpus lists (name, version) of its steps in order; a step whose results change gets a new version.
 """
 
 import re
@@ -20,20 +20,20 @@ from data_pipelines.store.fields import Field
 
 PAIRS = ["()", "（）", "[]", "［］", "{}", "《》", "〈〉", "【】", "〔〕", "「」", "『』", "“”", "‘’"]
 EMPTY_PAIR = re.compile("|".join(rf"{re.escape(begin)}\s*{re.escape(end)}" for begin, end in PAIRS))
-NESTED = 8  # pairs in pairs that are removed
+NESTED = 8  # levels of nested pairs to remove
 TAG = re.compile(r"</?[A-Za-z][^<>]*>|<!--[^<>]*-->")
 DOCUMENT_TAG = re.compile(r"^(?:<doc id|</doc>)[^\n]*", re.M)
 SHORTEST, SHORT = 100, "documents of fewer than 100 characters left out"
-BREAK = re.compile(r"\r(?!\n)|[\x0b\x0c\x1c-\x1f\x85]")  # white space: pages, lines and fields end there
+BREAK = re.compile(r"\r(?!\n)|[\x0b\x0c\x1c-\x1f\x85]")  # white space that separates pages, lines or fields
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-Drop = Callable[[str], None]  # counts a document that is left out, by the reason
+Drop = Callable[[str], None]  # counts a document that is left out, with the reason
 
 
 class Step(NamedTuple):
-    """run: makes documents of documents; a plain change is `of_text(change)` or `of_document(change)`.   fields: what
-    the annotations are that it adds; of a word segmenter, a lexicon."""
+    """run: turns documents into documents; a simple change is `of_text(change)` or `of_document(change)`.   fields: of
+    the annotations that it adds, as a word segmenter or a lexicon does."""
 
     version: int
     run: Callable[[Iterator[Document], Drop], Iterator[Document]]
@@ -41,17 +41,17 @@ class Step(NamedTuple):
 
 
 def of_document(change: Callable[[Document], Document]) -> Callable[[Iterator[Document], Drop], Iterator[Document]]:
-    """Each document, or piece of one, changed by itself."""
+    """Return the `run` of a step that changes each document, or piece of one, by itself."""
     return lambda documents, drop: map(change, documents)
 
 
 def of_text(change: Callable[[str], str]) -> Callable[[Iterator[Document], Drop], Iterator[Document]]:
-    """The texts of each changed, by a function that is told nothing else."""
+    """Return the `run` of a step that changes each text by itself."""
     return of_document(partial(_changed, change=change))
 
 
 def without_empty_pairs(text: str) -> str:
-    """Brackets and quotation marks around nothing, which removed markup leaves behind."""
+    """Remove brackets and quotation marks around nothing, which removed markup leaves behind."""
     for _ in range(NESTED):
         text, found = EMPTY_PAIR.subn("", text)
         if not found:
@@ -60,12 +60,12 @@ def without_empty_pairs(text: str) -> str:
 
 
 def without_control_characters(text: str) -> str:
-    """Tabs and newlines stay; those that separate, as a form feed does, become newlines."""
+    """Remove control characters except tabs and newlines; separators, such as a form feed, become newlines."""
     return CONTROL.sub("", BREAK.sub("\n", text))
 
 
 def without_tags(text: str) -> str:
-    """No HTML; WikiExtractor's lines where documents begin and end stay."""
+    """Remove HTML tags, but keep the lines of WikiExtractor at which documents begin and end."""
     parts, at = [], 0
     for line in DOCUMENT_TAG.finditer(text):
         parts += [TAG.sub("", text[at : line.start()]), line[0]]
@@ -74,8 +74,8 @@ def without_tags(text: str) -> str:
 
 
 def without_short(documents: Iterator[Document], drop: Drop) -> Iterator[Document]:
-    """No documents of fewer than SHORTEST characters, whose first pieces may be shorter."""
-    size, held = SHORTEST, []  # of a document that began in another range
+    """Drop documents of fewer than SHORTEST characters; the first piece of a longer one may be shorter."""
+    size, held = SHORTEST, []  # a document that began in another range is kept
     for piece in documents:
         if not piece.continues:
             if held:
@@ -91,18 +91,18 @@ def without_short(documents: Iterator[Document], drop: Drop) -> Iterator[Documen
 
 
 def _changed(document: Document, change: Callable[[str], str]) -> Document:
-    """A changed document. No change reaches over the edge of an annotation, so that each keeps its characters; one
-    that has none left goes."""
+    """Change a document's texts. No change reaches over the edge of an annotation, so annotations keep their
+    characters; an annotation without characters is dropped."""
     segments, annotations = [], []
     for number, segment in enumerate(document.segments):
-        own = [note for note in document.annotations if note.segment == number]
-        edges = sorted({0, len(segment.text), *(place for note in own for place in (note.start, note.end))})
+        notes = [note for note in document.annotations if note.segment == number]
+        edges = sorted({0, len(segment.text), *(place for note in notes for place in (note.start, note.end))})
         parts = [change(segment.text[start:end]) for start, end in zip(edges, edges[1:], strict=False)]
         moved, at = {0: 0}, 0
         for edge, part in zip(edges[1:], parts, strict=True):
             moved[edge] = at = at + len(part)
         segments.append(segment._replace(text="".join(parts)))
-        annotations += [note._replace(start=moved[note.start], end=moved[note.end]) for note in own]
+        annotations += [note._replace(start=moved[note.start], end=moved[note.end]) for note in notes]
     kept = tuple(note for note in annotations if note.start < note.end)
     return document._replace(segments=tuple(segments), annotations=kept)
 
@@ -118,15 +118,15 @@ STEPS = {
 
 
 def check_steps(names: Iterable[str]) -> list[tuple[str, int]]:
-    """(name, version) of each. UserError for one that there is not."""
+    """Return (name, version) of each step. Raises UserError for an unknown step."""
     for name in names:
         if name not in STEPS:
-            raise UserError(f"--steps {name}: there is no such step; there are {', '.join(STEPS)}")
+            raise UserError(f"--steps {name}: there is no such step; use {', '.join(STEPS)}")
     return [(name, STEPS[name].version) for name in names]
 
 
 def run(names: Iterable[str], documents: Iterable[Document], drop: Drop = lambda reason: None) -> Iterator[Document]:
-    """The documents after these steps."""
+    """Yield the documents after these steps."""
     documents = iter(documents)
     for name in names:
         documents = STEPS[name].run(documents, drop)

@@ -1,8 +1,8 @@
-"""Byte-pair encoding (Sennrich et al. 2016): of bytes, as GPT-2 and RoBERTa have it, and of characters whose words end
-in </w>, as GPT (Radford et al. 2018) and CTRL; and bytes alone.
+"""Byte-pair encoding (Sennrich et al. 2016): of bytes, as in GPT-2 and RoBERTa; of characters with </w> at the end of
+words, as in GPT (Radford et al. 2018) and CTRL; and bytes alone, without merges.
 
-Of bytes no text is unknown, and white space is kept. GPT's and CTRL's have no token that ends a document; those that
-are trained here have GPT-2's, after all others.
+Byte-level tokenizers know every text and keep white space. GPT and CTRL have no token that ends a document; those that
+are trained here have GPT-2's, after all other tokens.
 """
 
 from collections import Counter
@@ -18,16 +18,16 @@ from data_pipelines.tokenizers.training import Training
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 END = "</w>"
-CONTINUES = "@@"  # in CTRL's files, where the end of a word has no mark
+CONTINUES = "@@"  # marks a token inside a word in CTRL's files, which do not mark the end of a word
 UNKNOWN = "<unk>"
-WHOLE = UNKNOWN, END_OF_TEXT  # no words, so without a mark
-NEWLINE = "\ue00a"  # while merges are learnt: CTRL's words may end in a newline
+WHOLE = UNKNOWN, END_OF_TEXT  # not words, so without a mark
+NEWLINE = "\ue00a"  # stands for a newline, in which CTRL's words may end, while merges are learnt
 OF_GPT = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
-OF_BYT5, SENTINELS = ("<pad>", "</s>", "<unk>"), 125  # numbered forwards, unlike T5's
+OF_BYT5, SENTINELS = ("<pad>", "</s>", "<unk>"), 125  # with ascending ids, unlike T5's
 
 
 class Flavour(NamedTuple):
-    tokenizer_class: str  # of Hugging Face
+    tokenizer_class: str  # Hugging Face's
     first: tuple[str, ...]  # special tokens at ids 0, 1, ...
     last: tuple[str, ...] = (END_OF_TEXT,)  # special tokens after all others
     bos: str = END_OF_TEXT
@@ -35,7 +35,7 @@ class Flavour(NamedTuple):
 
     @property
     def config(self) -> dict:
-        """Of tokenizer_config.json."""
+        """Entries of tokenizer_config.json."""
         return {"tokenizer_class": self.tokenizer_class, "bos_token": self.bos, "eos_token": self.eos}
 
 
@@ -46,13 +46,13 @@ FLAVOURS = OF_BYTES | OF_CHARACTERS
 
 
 def count_bytes(texts: Iterable[str], options: Training) -> Counter:
-    """Words with the space before them, their bytes written as characters."""
+    """Count words with the space before them, their bytes written as characters."""
     pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return training.count_words(texts, training.pre_tokenized(None, pre_tokenizer))
 
 
 def learn_bytes(words: Counter, options: Training) -> Made:
-    """At most `vocab_size` tokens: all bytes and the special tokens, then what is merged."""
+    """Learn at most `vocab_size` tokens: all bytes and the special tokens, then merges."""
     flavour = OF_BYTES[options.specials or "roberta"]
     training.check_size(options, len(ALPHABET) + len(flavour.first) + len(flavour.last))
     trainer = trainers.BpeTrainer(
@@ -67,7 +67,8 @@ def learn_bytes(words: Counter, options: Training) -> Made:
 
 
 def learn_alone(words: Counter, options: Training) -> Made:
-    """Bytes as tokens, always the same 384, with ByT5's ids: <pad> 0, </s> 1, <unk> 2, byte + 3, then the sentinels."""
+    """Return bytes as tokens, always the same 384, with ByT5's ids: <pad> 0, </s> 1, <unk> 2, byte + 3, then the
+    sentinels."""
     vocab = {token: index for index, token in enumerate([*OF_BYT5, *byte_characters()])}
     tokenizer = Tokenizer(models.BPE(vocab, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -78,22 +79,22 @@ def learn_alone(words: Counter, options: Training) -> Made:
 
 
 def count_characters(texts: Iterable[str], options: Training) -> Counter:
-    """Words as the tokenizer sees them."""
+    """Count words as the tokenizer sees them."""
     if options.specials == "ctrl":
         return training.count_words(texts, lambda run: [run.replace("\n", NEWLINE)], CTRL_WORD)
     return training.count_words(texts, training.pre_tokenized(*OF_GPT))
 
 
 def learn_characters(words: Counter, options: Training) -> Made:
-    """At most `vocab_size` tokens: <unk>, characters at the end of words, others, what is merged, and what ends a
-    document. GPT's are of lower case and without accents, CTRL's of the text as it is."""
+    """Learn at most `vocab_size` tokens: <unk>, characters at the end of words, other characters, merges, and the token
+    that ends a document. GPT's text is lower-cased and without accents, CTRL's is left as it is."""
     training.check_size(options, training.SMALLEST_VOCABULARY)
     kept, flavour = training.bounded(words), options.specials or "gpt"
     alphabet = training.covering(training.characters_of(kept), options.vocab_size)
     ends = sorted({word[-1] for word, _ in kept}.intersection(alphabet))
     trainer = trainers.BpeTrainer(
         vocab_size=options.vocab_size - 1,
-        special_tokens=[UNKNOWN, *(character + END for character in ends)],  # else numbered by chance
+        special_tokens=[UNKNOWN, *(character + END for character in ends)],  # otherwise their ids are random
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         end_of_word_suffix=END,
@@ -109,8 +110,8 @@ def learn_characters(words: Counter, options: Training) -> Made:
 
 
 def assemble(vocab: dict[str, int], merges: list[tuple[str, str]], config: dict) -> Made:
-    """The tokenizer that Hugging Face's RoBERTa, GPT-2, GPT or CTRL class builds of these, for the last two with </w>
-    at ends of words. config: its tokenizer_config.json."""
+    """Build the tokenizer that Hugging Face's RoBERTa, GPT-2, GPT or CTRL class builds; merges of the last two have
+    </w> at the end of words. config: its tokenizer_config.json."""
     flavour = next(each for each in FLAVOURS.values() if each.tokenizer_class == config["tokenizer_class"])
     of_bytes, prefix = flavour in OF_BYTES.values(), config.get("add_prefix_space", False)
     marks = {"continuing_subword_prefix": "", "end_of_word_suffix": "" if of_bytes else END}
@@ -132,16 +133,16 @@ def assemble(vocab: dict[str, int], merges: list[tuple[str, str]], config: dict)
 
 
 def read_ctrl(vocab: dict[str, int]) -> dict[str, int]:
-    """CTRL's vocab.json with </w> at ends of words, as its merges have it."""
+    """Return CTRL's vocab.json with </w> at the end of words, as in its merges."""
     return {token if token in WHOLE else _exchanged(token, CONTINUES, END): index for token, index in vocab.items()}
 
 
 def write_ctrl(vocab: dict[str, int], added: Collection[str]) -> dict[str, int]:
-    """The reverse.   added: tokens that no merge makes, as control codes, which get no mark."""
+    """Reverse `read_ctrl`.   added: tokens that no merge makes, such as control codes, which get no mark."""
     whole = {*WHOLE, *added}
     return {token if token in whole else _exchanged(token, END, CONTINUES): index for token, index in vocab.items()}
 
 
 def _exchanged(token: str, mark: str, other: str) -> str:
-    """Without the mark, or where there is none with the other one."""
+    """Remove the mark from a token, or add the other mark if it has none."""
     return token.removesuffix(mark) if token.endswith(mark) else token + other

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, processors
 from data_pipelines.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
-# role -> the names it goes by; the first is ours. A tokenizer may lack any of them
+# role -> its usual names; new tokenizers get the first. A tokenizer may lack any role
 ROLES = {
     "pad": ("[PAD]", "<pad>"),
     "unk": ("[UNK]", "<unk>"),
@@ -27,22 +27,22 @@ LANGUAGE = re.compile(r"([a-z]{2,3})_[A-Z]{2}")  # mBART's languages; the role i
 class Made(NamedTuple):
     tokenizer: Tokenizer
     special: dict[str, int]  # role -> id
-    config: dict  # of tokenizer_config.json, besides the roles' tokens
+    config: dict  # entries of tokenizer_config.json other than the roles' tokens
 
 
 def text_end(special: Mapping[str, int]) -> int | None:
-    """The token that ends texts: the special token 'eod', or 'sep' without one; None without either."""
+    """Return the token that ends texts: the special token 'eod', else 'sep'; None if there is neither."""
     return special.get("eod", special.get("sep"))
 
 
 def names_in(config: dict) -> dict[str, str]:
-    """role -> its token in a tokenizer_config.json or a special_tokens_map.json."""
+    """Return role -> token, from a tokenizer_config.json or a special_tokens_map.json."""
     named = {role: config.get(f"{role}_token") for role in ROLES}
     return {role: token["content"] if isinstance(token, dict) else token for role, token in named.items() if token}
 
 
 def special_ids(tokenizer: Tokenizer, names: dict[str, str]) -> dict[str, int]:
-    """role -> id, by the given names or else the usual ones; of the roles that have a token."""
+    """Return role -> id of the roles that have a token, by the given names or else by the usual ones."""
     ids = {}
     for role, usual in ROLES.items():
         candidates = [names[role]] if role in names else usual
@@ -57,14 +57,15 @@ def special_ids(tokenizer: Tokenizer, names: dict[str, str]) -> dict[str, int]:
 
 
 def surround(tokenizer: Tokenizer, single: str, pair: str) -> None:
-    """Put special tokens around a text and around two, as in "[CLS] $A [SEP]" and "[CLS] $A [SEP] $B:1 [SEP]:1"."""
+    """Put special tokens around a text and around two texts, as in "[CLS] $A [SEP]" and "[CLS] $A [SEP] $B:1
+    [SEP]:1"."""
     named = {token.split(":")[0] for token in single.split()} - {"$A"}
     ids = [(token, tokenizer.token_to_id(token)) for token in sorted(named)]
     tokenizer.post_processor = processors.TemplateProcessing(single, pair, ids)
 
 
 def token_ids(made: Made) -> dict[str, int | None]:
-    """'bos_token_id', ... -> the id of that token, None where the tokenizer has none."""
+    """Return 'bos_token_id', ... -> the id of that token, None if the tokenizer lacks it."""
     ids = {role: made.special.get(role) for role in ("pad", "cls", "sep", "mask")}
     names = names_in(made.config)
     ids |= {role: made.tokenizer.token_to_id(names[role]) if role in names else None for role in ("bos", "eos")}
@@ -72,7 +73,7 @@ def token_ids(made: Made) -> dict[str, int | None]:
 
 
 def vocabulary(tokenizer: Tokenizer) -> list[str]:
-    """The tokens by id; an id that no token has gives ''."""
+    """Return the tokens by id; '' for an id without a token."""
     ids = tokenizer.get_vocab()
     tokens = [""] * (1 + max(ids.values()))
     for token, index in ids.items():
@@ -81,13 +82,13 @@ def vocabulary(tokenizer: Tokenizer) -> list[str]:
 
 
 def named_tokens(made: Made) -> dict[str, str]:
-    """The token of each role in ROLES that has one."""
+    """Return the token of each role in ROLES that has one."""
     return {role: made.tokenizer.id_to_token(made.special[role]) for role in ROLES if role in made.special}
 
 
 def with_end(made: Made) -> Made:
-    """With <|endoftext|> after the vocabulary to end documents, and to begin and end texts where no other token does.
-    UserError where one ends documents already."""
+    """Add <|endoftext|> after the vocabulary, to end documents, and to begin and end texts if no other token does.
+    Raises UserError if another token ends documents."""
     if "eod" in made.special:
         end = made.tokenizer.id_to_token(made.special["eod"])
         raise UserError(f"--end-of-text: the tokenizer has {end}, which ends documents; leave it out")
@@ -97,6 +98,6 @@ def with_end(made: Made) -> Made:
 
 
 def with_sentinels(made: Made, number: int) -> Made:
-    """T5's `number` sentinels after the vocabulary, numbered backwards: <extra_id_0> has the last id."""
+    """Add T5's `number` sentinels after the vocabulary, in descending order: <extra_id_0> has the last id."""
     made.tokenizer.add_special_tokens([f"<extra_id_{index}>" for index in reversed(range(number))])
     return made._replace(special=special_ids(made.tokenizer, named_tokens(made)))

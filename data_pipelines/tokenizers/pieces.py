@@ -1,7 +1,7 @@
-"""SentencePiece vocabularies, tokenised as the Hugging Face classes of XLNet and ALBERT do.
+"""SentencePiece vocabularies, tokenised as the Hugging Face classes of XLNet, ALBERT and T5 do.
 
 `sentencepiece` trains the vocabulary and describes a spiece.model. Text is encoded by `tokenizers`, in the pipeline
-that those classes build around a vocabulary: quotes, accents, case; then words between white space, ▁ before each.
+that those classes build around a vocabulary: quotes, accents, case; then words between white space, with ▁ before each.
 """
 
 import base64
@@ -22,16 +22,21 @@ from data_pipelines.text.encoding import WORD
 from data_pipelines.tokenizers.made import Made, names_in, special_ids, surround
 from data_pipelines.tokenizers.training import Training, bounded, count_words
 
-COVERAGE = 0.99995  # share of the text's characters that get a piece; the others are <unk>. XLNet's
-THREADS = 16  # scores are summed per thread: the number is part of the result, so it is not the machine's
-DIGIT_COMMA = re.compile(r"(?<=\d)(?=,)")  # no piece spans it: the original code of both models cuts there as well
-CUT = "\x1f"  # white space, so in no word
-NUMBERED = {"unk_id": "<unk>", "bos_id": "<s>", "eos_id": "</s>", "pad_id": "<pad>"}  # the trainer names these itself
-INPUTS = ["input_ids", "token_type_ids", "attention_mask"]  # transformers 5 leaves the types out unless told
+COVERAGE = 0.99995  # share of the text's characters that get a piece (XLNet's value); the others are <unk>
+THREADS = 16  # fixed, since scores are summed per thread and the number changes the result
+DIGIT_COMMA = re.compile(r"(?<=\d)(?=,)")  # no piece spans it: XLNet's and ALBERT's code cuts there too
+CUT = "\x1f"  # white space, so it is in no word
+NUMBERED = {
+    "unk_id": "<unk>",
+    "bos_id": "<s>",
+    "eos_id": "</s>",
+    "pad_id": "<pad>",
+}  # the trainer takes these ids as options
+INPUTS = ["input_ids", "token_type_ids", "attention_mask"]  # transformers 5 omits the types by default
 UNIGRAM = 1  # TrainerSpec.ModelType
 USER_DEFINED = 4  # ModelProto.SentencePiece.Type
-# What of a spiece.model a tokenizer needs, by its numbers in sentencepiece_model.proto: the module that comes with
-# `sentencepiece` asks for a newer protobuf than some environments have
+# The fields of a spiece.model that a tokenizer needs, with their numbers in sentencepiece_model.proto: the module that
+# comes with `sentencepiece` requires a newer protobuf than some environments have
 PROTO = """
 name: "spiece.proto"
 message_type {
@@ -69,9 +74,9 @@ class Flavour(NamedTuple):
     single: str  # where special pieces go, and the token types
     pair: str
     config: dict  # of tokenizer_config.json
-    lower: bool  # what the class does unless its folder says otherwise
-    may_keep_accents: bool  # else the class strips them, whatever its folder says
-    normalises: bool = True  # else the class leaves texts as they are, but for a vocabulary's own map of characters
+    lower: bool  # the class's default
+    may_keep_accents: bool  # if not, the class strips them, whatever its folder says
+    normalises: bool = True  # if not, the class applies only the vocabulary's own map of characters
 
 
 FLAVOURS = {
@@ -118,17 +123,17 @@ SPECIALS = tuple(FLAVOURS)
 
 
 def count(texts: Iterable[str], options: Training, kind: str) -> Counter:
-    """Normalised words between white space."""
+    """Count normalised words between white space."""
     normalizer = _plan(options, kind)[1]
     return count_words(texts, lambda run: normalizer.normalize_str(run).split())
 
 
 def learn(words: Counter, options: Training, kind: str) -> Made:
-    """A tokenizer of `vocab_size` pieces. kind: 'unigram' or 'bpe'.
+    """Learn a tokenizer of `vocab_size` pieces. kind: 'unigram' or 'bpe'.
 
-    The same words always give the same vocabulary. ALBERT keeps accents when case is kept, XLNet only with
-    `keep_accents`, which its Hugging Face class cannot: then, and for 'bpe', which neither class can, the class is the
-    generic one. UserError for a size that the text does not allow.
+    The same words always give the same vocabulary. ALBERT keeps accents when case is kept; XLNet only with
+    `keep_accents`, which its Hugging Face class cannot. In that case, and for 'bpe', which no class can, the class is
+    the generic one. Raises UserError for a size that the text does not allow.
     """
     flavour, normalizer, config = _plan(options, kind)
     vocab = _scored(parse(learn_pieces(dict(bounded(words)), kind, options.vocab_size, flavour)))
@@ -138,7 +143,7 @@ def learn(words: Counter, options: Training, kind: str) -> Made:
 
 
 def _plan(options: Training, kind: str) -> tuple[Flavour, normalizers.Normalizer, dict]:
-    """The flavour, its normaliser and tokenizer_config.json."""
+    """Return the flavour, its normaliser and its tokenizer_config.json."""
     flavour = FLAVOURS[options.specials or SPECIALS[0]]
     keep_accents = options.keep_accents or (options.cased and flavour.may_keep_accents)
     own_class = kind == "unigram" and (flavour.may_keep_accents or not keep_accents)
@@ -152,8 +157,8 @@ def _plan(options: Training, kind: str) -> tuple[Flavour, normalizers.Normalizer
 
 
 def learn_pieces(words: dict[str, int], kind: str, vocab_size: int, flavour: Flavour) -> bytes:
-    """The content of a spiece.model, which itself normalises nothing, from normalised words and how often they occur.
-    Unigram: Kudo 2018; byte-pair encoding: Sennrich et al. 2016."""
+    """Return the content of a spiece.model that itself normalises nothing, learnt from normalised words and their
+    counts. Unigram: Kudo 2018; byte-pair encoding: Sennrich et al. 2016."""
     if vocab_size <= len(flavour.specials):
         raise UserError(f"--vocab-size {vocab_size} is too small; use more than {len(flavour.specials)}")
     model = io.BytesIO()
@@ -180,7 +185,7 @@ def learn_pieces(words: dict[str, int], kind: str, vocab_size: int, flavour: Fla
 
 
 def _reason(vocab_size: int, error: str) -> str:
-    """Why there is no vocabulary, from the trainer's own words."""
+    """Return why there is no vocabulary, from the trainer's error."""
     small, large = re.search(r"smaller than required_chars\D*\d+ vs (\d+)", error), re.search(r"<= (\d+)", error)
     if small:
         return f"--vocab-size {vocab_size} is too small for the characters of this text; use at least {small[1]}"
@@ -196,19 +201,19 @@ def _scored(model: Model) -> list[tuple[str, float]]:
 
 
 def parse(content: bytes) -> Model:
-    """ValueError where this is no spiece.model."""
+    """Parse a spiece.model. Raises ValueError if this is none."""
     try:
         model = Model.FromString(content)
     except message.DecodeError as error:
-        raise ValueError("it is no SentencePiece model") from error
+        raise ValueError("it is not a SentencePiece model") from error
     if not model.pieces:
         raise ValueError("it has no pieces")
     return model
 
 
 def read_model(path: Path, config: dict) -> tuple[Tokenizer, dict]:
-    """The tokenizer of a spiece.model, as Hugging Face's XLNet or ALBERT class reads it, and its part of
-    tokenizer_config.json. config: what its folder says. ValueError for what neither class reads."""
+    """Return the tokenizer of a spiece.model, as Hugging Face's XLNet, ALBERT or T5 class reads it, and its entries of
+    tokenizer_config.json. config: its folder's. Raises ValueError for a model that no class reads."""
     model = parse(path.read_bytes())
     vocab = _scored(model)
     flavour = _find(config, [piece for piece, _ in vocab])
@@ -219,8 +224,8 @@ def read_model(path: Path, config: dict) -> tuple[Tokenizer, dict]:
 
 
 def read_json(path: Path, config: dict) -> tuple[Tokenizer, dict] | None:
-    """The same of a tokenizer.json whose folder names one of the classes. They keep its vocabulary and its table of
-    characters, and take the rest from tokenizer_config.json. None for other folders."""
+    """Return the same for a tokenizer.json whose folder names one of the classes, which keep its vocabulary and its map
+    of characters and take the rest from tokenizer_config.json. None for other folders."""
     flavour = _find(config, [])
     if flavour is None:
         return None
@@ -234,8 +239,8 @@ def read_json(path: Path, config: dict) -> tuple[Tokenizer, dict] | None:
 
 
 def _find(config: dict, pieces: list[str]) -> Flavour | None:
-    """The flavour that a folder names by class or model; where it names neither, the one whose special pieces are all
-    among these."""
+    """Return the flavour that a folder names by class or model; if it names neither, the flavour whose special pieces
+    are all among these pieces."""
     named = config.get("tokenizer_class", config.get("model_type"))
     for name, flavour in FLAVOURS.items():
         if named in (flavour.tokenizer_class, f"{flavour.tokenizer_class}Fast", name):
@@ -246,7 +251,8 @@ def _find(config: dict, pieces: list[str]) -> Flavour | None:
 
 
 def _rebuild(flavour: Flavour, vocab, table: bytes, added: list[AddedToken], config: dict) -> tuple[Tokenizer, dict]:
-    """The flavour's tokenizer around a unigram vocabulary; table: SentencePiece's own map of characters, or nothing."""
+    """Return the flavour's tokenizer around a unigram vocabulary. table: SentencePiece's own map of characters, or
+    b""."""
     lower = config.get("do_lower_case", flavour.lower)
     keep = bool(config.get("keep_accents")) and flavour.may_keep_accents
     named = {"do_lower_case": lower, "keep_accents": keep} if flavour.normalises else {}
@@ -261,7 +267,8 @@ def _only(table: bytes) -> normalizers.Normalizer:
 
 
 def _normalizer(lower: bool, keep_accents: bool, compose: bool = False, table: bytes = b"") -> normalizers.Normalizer:
-    """As transformers 5 has it for both models. compose: bring kept accents into one form, which it does not."""
+    """Return the normaliser of transformers 5 for both models. compose: bring kept accents into one form, which
+    transformers does not."""
     parts = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if not keep_accents:
         parts += [normalizers.NFKD(), normalizers.StripAccents()]
@@ -279,7 +286,8 @@ def _unigram(vocab: list[tuple[str, float]]) -> models.Model:
 
 
 def _bpe(pieces: list[str]) -> models.Model:
-    """Pieces by id, which is their order of merging; each arises from any two pieces that make it up."""
+    """Return a BPE model. Pieces are in order of ids, which is the order of merging; each arises from any two pieces
+    that make it up."""
     ids = {piece: index for index, piece in enumerate(pieces)}
     merges = []
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Tokenizers as files: take one of any kind, and write one as Hugging Face reads it."""
+"""Read tokenizers of any kind from files, and write one as Hugging Face reads it."""
 
 import json
 from pathlib import Path
@@ -17,9 +17,9 @@ FILES = ("tokenizer.json", "vocab.txt", "spiece.model", "vocab.json")
 
 
 def load(path: Path, cased: bool = False, keep_accents: bool = False) -> Made:
-    """A vocab.txt or spiece.model (normalised as `cased` and `keep_accents` say), a tokenizer.json, or a folder.
+    """Load a vocab.txt or a spiece.model (normalised as `cased` and `keep_accents` say), a tokenizer.json, or a folder.
 
-    Raises UserError where there is none. A role in ROLES may have no token.
+    Raises UserError if there is none. A role in ROLES may have no token.
     """
     path = Path(path)
     if not path.exists():
@@ -32,7 +32,7 @@ def load(path: Path, cased: bool = False, keep_accents: bool = False) -> Made:
         names, config = _folder_config(path)
         inside = [path / name for name in FILES if (path / name).exists()]
         if not inside:
-            raise UserError(f"--tokenizer {path}: no {', '.join(FILES[:-1])} or {FILES[-1]} in this folder")
+            raise UserError(f"--tokenizer {path}: has no {', '.join(FILES[:-1])} or {FILES[-1]}; give another folder")
         path = inside[0]
     try:
         tokenizer, config = _read(path, cased, keep_accents, config)
@@ -41,13 +41,13 @@ def load(path: Path, cased: bool = False, keep_accents: bool = False) -> Made:
         raise UserError(
             f"--tokenizer {path} cannot be read ({reason}); give a vocab.txt, tokenizer.json or spiece.model"
         ) from error
-    tokenizer.no_padding()  # these come with a model; a corpus keeps sentences as they are
+    tokenizer.no_padding()  # both are settings of a model; a corpus keeps sentences as they are
     tokenizer.no_truncation()
     return Made(tokenizer, special_ids(tokenizer, names), config)
 
 
 def _read(path: Path, cased: bool, keep_accents: bool, config: dict) -> tuple[Tokenizer, dict]:
-    """The tokenizer, and its part of a tokenizer_config.json. config: what the folder says of it."""
+    """Return the tokenizer, and its entries of tokenizer_config.json. config: what its folder says."""
     if path.suffix == ".model":
         return pieces.read_model(path, config or {"do_lower_case": not cased, "keep_accents": keep_accents or cased})
     if path.name == "vocab.json":
@@ -64,7 +64,7 @@ def _read(path: Path, cased: bool, keep_accents: bool, config: dict) -> tuple[To
 
 
 def _read_merges(path: Path, config: dict) -> Made:
-    """A vocab.json with the merges.txt beside it, by the class or model that the folder names, else by its tokens."""
+    """Read a vocab.json with its merges.txt, by the class or model that the folder names, else by its tokens."""
     vocab = json.loads(path.read_text("utf-8"))
     lines = path.with_name("merges.txt").read_text("utf-8").split("\n")
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
@@ -80,7 +80,8 @@ def _read_merges(path: Path, config: dict) -> Made:
 
 
 def _folder_config(folder: Path) -> tuple[dict[str, str], dict]:
-    """role -> token as the folder's own files name it; and its tokenizer_config.json with its config.json's model."""
+    """Return role -> token as the folder's files name it, and its tokenizer_config.json with the model of its
+    config.json."""
     names, config = {}, {}
     for file in ("config.json", "special_tokens_map.json", "tokenizer_config.json"):
         if (folder / file).exists():
@@ -97,8 +98,8 @@ def _folder_config(folder: Path) -> tuple[dict[str, str], dict]:
 
 
 def save(made: Made, folder: Path) -> None:
-    """Write tokenizer.json, tokenizer_config.json, special_tokens_map.json, and the files of its vocabulary that the
-    Hugging Face class reads: vocab.txt, or vocab.json and merges.txt."""
+    """Write tokenizer.json, tokenizer_config.json, special_tokens_map.json, and the vocabulary files that the Hugging
+    Face class reads: vocab.txt, or vocab.json and merges.txt."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = made.tokenizer
     specials = {f"{role}_token": token for role, token in named_tokens(made).items() if role != "eod"}

@@ -1,4 +1,4 @@
-"""The kinds of tokenizers that can be trained: one file each, and a line here."""
+"""The kinds of tokenizers that can be trained. A new kind is a file here and a line below."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -12,13 +12,13 @@ from data_pipelines.tokenizers.training import Training
 
 
 class Kind(NamedTuple):
-    """count: the words of texts, which may be added to those of others. learn: the tokenizer that follows from them;
-    the same words give the same one. specials: the choices of --specials, of which the first is the default."""
+    """count: counts the words of texts; counts may be added. learn: makes the tokenizer from counts; the same counts
+    give the same tokenizer. specials: the choices of --specials, the first of which is the default."""
 
     count: Callable[[Iterable[str], Training], Counter]
     learn: Callable[[Counter, Training], Made]
     specials: tuple[str, ...] = ()
-    whole: bool = False  # counts far more of a corpus than a sample
+    whole: bool = False  # counts far more of a corpus than the others
 
 
 KINDS = {
@@ -40,8 +40,9 @@ def learn(kind: str, counted: Counter, options: Training) -> Made:
 
 
 def check_specials(kind: str, specials: str | None) -> None:
-    """UserError for special tokens that a kind of tokenizer does not have. kind: also a path, which has its own."""
+    """Raise UserError for special tokens that a kind of tokenizer does not have. kind: or a path, whose tokenizer has
+    its own."""
     choices = KINDS[kind].specials if kind in KINDS else ()
     if specials and specials not in choices:
         may = f"{kind} has {' and '.join(choices)}" if choices else "leave it out"
-        raise UserError(f"--specials {specials}: --tokenizer {kind} does not choose them so; {may}")
+        raise UserError(f"--specials {specials}: --tokenizer {kind} does not have these; {may}")

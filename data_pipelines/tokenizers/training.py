@@ -1,6 +1,6 @@
-"""What tokenizers are trained on: words and how often they occur, in bounded memory and time.
+"""Count the words that tokenizers are trained on, in bounded memory and time.
 
-Counts of different texts may be added, in any order, before a vocabulary is learnt of them.
+Counts of different texts may be added, in any order, before a vocabulary is learnt from them.
 """
 
 import json
@@ -14,24 +14,24 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import SPACE
 
-LONGEST = 256  # characters of a word; a longer one counts as several
+LONGEST = 256  # characters in a word; a longer word counts as several
 RUN = re.compile(f"[{SPACE}]{{0,8}}[^{SPACE}]{{1,{LONGEST}}}")
-MOST_WORDS = 8_000_000  # counted at a time (~1 GB); beyond, the rare ones are forgotten
-MOST_CHARACTERS = 8_000_000  # of distinct words that a vocabulary is learnt of; the rare ones are left out
-MOST_FED = 40_000_000  # words, as often as they occur; beyond, the counts are scaled
+MOST_WORDS = 8_000_000  # counted at a time (~1 GB); if there are more, rare ones are forgotten
+MOST_CHARACTERS = 8_000_000  # in the distinct words of a vocabulary's training; rare words are left out
+MOST_FED = 40_000_000  # words to train on, with repetition; if there are more, counts are scaled down
 SMALLEST_VOCABULARY = 64
-RARE = 50  # a character is rare that occurs less often than this part of a token's average
+RARE = 50  # a character is rare if it occurs less than 1 / RARE times as often as an average token
 COVERAGE = 0.9995  # share of the text's characters that the alphabet covers, beyond its 1,000 most frequent ones
 
 
 @dataclass(frozen=True)
 class Training:
-    """What is asked of a tokenizer to train."""
+    """What is asked of a tokenizer to train: its size, normalisation and special tokens."""
 
     vocab_size: int = 30_522
     cased: bool = False
     keep_accents: bool = False
-    specials: str | None = None  # one of its kind's, the first unless told
+    specials: str | None = None  # one of its kind's; default: the first
     sentinels: int = 0
 
     @property
@@ -40,7 +40,8 @@ class Training:
 
 
 def count_words(texts: Iterable[str], words_of: Callable[[str], Iterable[str]], run: re.Pattern = RUN) -> Counter:
-    """The words of texts, words_of(run) of each word with the white space before it, and how often they occur."""
+    """Count the words of texts. words_of(run) yields the words of a run, which is a word with the white space before
+    it."""
     runs = Counter()
     for text in texts:
         runs.update(run.findall(text))
@@ -55,7 +56,8 @@ def count_words(texts: Iterable[str], words_of: Callable[[str], Iterable[str]], 
 
 
 def bounded(words: Counter) -> list[tuple[str, int]]:
-    """(word, count) by falling count, then spelling, of the most frequent words that make up MOST_CHARACTERS."""
+    """Return the most frequent words that have MOST_CHARACTERS together: (word, count), by falling count, then
+    spelling."""
     room, kept = MOST_CHARACTERS, []
     for word, count in sorted(words.items(), key=lambda item: (-item[1], item[0])):
         room -= len(word)
@@ -66,7 +68,7 @@ def bounded(words: Counter) -> list[tuple[str, int]]:
 
 
 def pre_tokenized(normalizer, pre_tokenizer) -> Callable[[str], Iterator[str]]:
-    """The `words_of` of a pipeline of `tokenizers`."""
+    """Return the `words_of` of a pipeline of `tokenizers`."""
 
     def words_of(run: str) -> Iterator[str]:
         text = run if normalizer is None else normalizer.normalize_str(run)
@@ -76,7 +78,8 @@ def pre_tokenized(normalizer, pre_tokenizer) -> Callable[[str], Iterator[str]]:
 
 
 def merge(words: list[tuple[str, int]], model: models.Model, trainer: trainers.Trainer) -> dict:
-    """Train a byte-pair model or a WordPiece on words that hold no white space -> what tokenizer.json says of it."""
+    """Train a byte-pair model or a WordPiece on words without white space. Returns the model's entry of
+    tokenizer.json."""
     learner = Tokenizer(model)
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     scale = min(1.0, MOST_FED / max(sum(count for _, count in words), 1))
@@ -85,7 +88,7 @@ def merge(words: list[tuple[str, int]], model: models.Model, trainer: trainers.T
 
 
 def _repeated(words: list[tuple[str, int]], scale: float) -> Iterator[str]:
-    """Each word as often as it occurs, scaled, which the trainer has no other way to be told."""
+    """Yield each word as often as it occurs, scaled: the trainer takes no counts."""
     for word, count in words:
         for left in range(max(round(count * scale), 1), 0, -1000):
             yield " ".join([word] * min(left, 1000))
@@ -97,7 +100,7 @@ def check_size(options: Training, least: int) -> None:
 
 
 def characters_of(words: list[tuple[str, int]]) -> Counter:
-    """How often each character occurs."""
+    """Count how often each character occurs."""
     counts = Counter()
     for word, count in words:
         for character in word:
@@ -110,8 +113,8 @@ def by_frequency(characters: Counter) -> list[str]:
 
 
 def covering(characters: Counter, vocab_size: int) -> list[str]:
-    """The most frequent characters, which get a token of their own: at most a quarter of the vocabulary, or up to three
-    of those that are no rarer than tokens are, as Chinese ones."""
+    """Return the most frequent characters, which get a token of their own: at most a quarter of the vocabulary, or up
+    to three quarters if they are no rarer than tokens are, as in Chinese."""
     total, covered, alphabet = characters.total(), 0, []
     for character in by_frequency(characters)[: vocab_size * 3 // 4]:
         rare = characters[character] < max(total / (RARE * vocab_size), 2)

@@ -1,5 +1,5 @@
-"""Vocabularies of words: WordPiece as BERT has it, words between white space and punctuation, from the left the longest
-known piece; and whole words, the most frequent first, which an adaptive softmax cuts into clusters."""
+"""Vocabularies of words: WordPiece as in BERT, which cuts at white space and punctuation and then takes the longest
+known piece from the left; and whole words, the most frequent first, which an adaptive softmax divides into clusters."""
 
 import unicodedata
 from collections import Counter
@@ -14,19 +14,20 @@ from data_pipelines.tokenizers.training import Training
 SPECIALS = [ROLES[role][0] for role in ("pad", "unk", "cls", "sep", "mask")]
 WHOLE_SPECIALS = ("<pad>", "<unk>", "<cls>", "<sep>", "<mask>", "<eod>")
 CONTINUES = "##"
-LONGEST = 100  # characters of a word; longer ones are [UNK]
+LONGEST = 100  # characters in a word; longer words are [UNK]
 
 
 def count(texts: Iterable[str], options: Training) -> Counter:
-    """Words as the tokenizer sees them."""
+    """Count words as the tokenizer sees them."""
     pipeline = assemble({}, options.cased, options.keeps_accents)
     return training.count_words(texts, training.pre_tokenized(pipeline.normalizer, pipeline.pre_tokenizer))
 
 
 def learn(words: Counter, options: Training) -> Made:
-    """At most `vocab_size` tokens, specials at ids 0..4. The same words always give the same vocabulary.
+    """Learn at most `vocab_size` tokens, with the special ones at ids 0..4. The same words always give the same
+    vocabulary.
 
-    Where the words do not fill the vocabulary, as of Chinese, whose words are characters, rarer characters do.
+    If the words do not fill the vocabulary, as in Chinese, whose words are characters, rarer characters do.
     """
     training.check_size(options, training.SMALLEST_VOCABULARY)
     kept = training.bounded(words)
@@ -50,8 +51,9 @@ def _size(alphabet: list[str], inside: set[str]) -> int:
 
 
 def _merge(words: list[tuple[str, int]], alphabet: list[str], inside: set[str], options: Training) -> dict[str, int]:
-    """The library's trainer numbers the continuing characters ('##a') in the order of a randomly seeded hash map, and
-    breaks ties between merges by number. Passing all of them as special tokens, sorted, takes the chance out."""
+    """Learn the vocabulary. The library's trainer numbers continuing characters ('##a') in the order of a randomly
+    seeded hash map, and breaks ties between merges by number. Passing them all as special tokens, sorted, removes the
+    randomness."""
     continuing = [CONTINUES + character for character in sorted(inside.intersection(alphabet))]
     trainer = trainers.WordPieceTrainer(
         vocab_size=options.vocab_size,
@@ -65,13 +67,14 @@ def _merge(words: list[tuple[str, int]], alphabet: list[str], inside: set[str], 
 
 
 def _is_punctuation(character: str) -> bool:
-    """As BERT has it: punctuation is split off, so it never continues a word."""
+    """Return whether BERT splits a character off as punctuation; then it never continues a word."""
     ascii_symbol = character.isascii() and character.isprintable() and not character.isalnum()
     return ascii_symbol or unicodedata.category(character).startswith("P")
 
 
 def assemble(vocab: dict[str, int], cased: bool, keep_accents: bool) -> Tokenizer:
-    """BERT's tokenizer around a vocabulary: normaliser, splitting at space and punctuation, [CLS] a [SEP] b [SEP]."""
+    """Build BERT's tokenizer for a vocabulary: normaliser, splitting at space and punctuation, [CLS] a [SEP] b
+    [SEP]."""
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=LONGEST))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=not cased, strip_accents=not keep_accents)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -83,13 +86,13 @@ def assemble(vocab: dict[str, int], cased: bool, keep_accents: bool) -> Tokenize
 
 
 def count_whole(texts: Iterable[str], options: Training) -> Counter:
-    """What white space separates, as in WikiText-103 (Merity et al. 2016)."""
+    """Count words between white space, as in WikiText-103 (Merity et al. 2016)."""
     normalizer = _normalizer(options)
     return training.count_words(texts, lambda run: normalizer.normalize_str(run).split())
 
 
 def learn_whole(words: Counter, options: Training) -> Made:
-    """At most `vocab_size` tokens: the special ones, then words by falling frequency, then by spelling."""
+    """Learn at most `vocab_size` tokens: the special ones, then words by falling frequency, then by spelling."""
     training.check_size(options, len(WHOLE_SPECIALS) + 1)
     ordered = sorted(words.keys() - {*WHOLE_SPECIALS}, key=lambda word: (-words[word], word))
     kept = [*WHOLE_SPECIALS, *ordered[: options.vocab_size - len(WHOLE_SPECIALS)]]

@@ -165,7 +165,7 @@ def test_a_document_in_pieces_and_in_units_has_the_values_of_its_beginning(tmp_p
         (
             ["--values", "year:date"],
             {},
-            "--values year:date: no kind is 'date'; use one of label, int, float, text, as in year:int",
+            "--values year:date: 'date' is not a kind; use one of label, int, float, text, as in year:int",
         ),
         (["--values", "tokens"], {}, "field 'tokens': use a name of small letters"),
         (["--values", "year", "year:int"], {}, "--values year year:int: year is given twice"),
@@ -207,7 +207,7 @@ def test_a_document_begins_with_the_token_of_its_year(tmp_path, capsys):
     assert command(tmp_path / "c", "--append", lines=[{"text": "a", "year": 1992}]) == 0
     assert prefix_tokens(Corpus(tmp_path / "c").parts[1], "train").tolist() == [tokens[1992]]
     assert command(tmp_path / "c", "--append", lines=[{"text": "b", "year": 1993}]) == 2
-    assert "year 1993: no year of the corpus" in capsys.readouterr().err
+    assert "year 1993: is not a year of the corpus" in capsys.readouterr().err
     given = [*YEARS[:-1], str(tmp_path / "c" / "tokenizer")]
     assert command(tmp_path / "d", *given, lines=[{"text": "a", "year": 1991}, {"text": "b"}]) == 0
     other = Corpus(tmp_path / "d")

@@ -95,7 +95,7 @@ def test_a_control_code_stands_before_each_prompt_and_is_not_printed(gpt2_run, c
     printed(capsys, gpt2_run, "--code", code)  # alone
     assert given[2:] == [[made.tokenizer.token_to_id(code)]]
     said = mistake(capsys, gpt2_run, "--prompt", "ba", "--code", f"{code}qqqq")
-    assert f"--code {code}qqqq: no token of the tokenizer; the nearest is" in said
+    assert f"--code {code}qqqq: is not a token of the tokenizer; the nearest is" in said
 
 
 def test_where_rows_are_input_and_target_a_prompt_is_the_input_and_its_target_is_written(gpt2_run, capsys, monkeypatch):

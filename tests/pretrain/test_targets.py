@@ -272,7 +272,7 @@ MISTAKES = [
     (["--source", "SOURCE", *fields("de")], "its documents have one text; give a second --field, that of targets"),
     (
         ["--source", "SOURCE", *fields("one", "de", "one")],
-        "--field one: is given twice, and each is a segment of its own",
+        "--field one: is given twice, but each is a separate segment",
     ),
     (["--source", "SOURCE", *fields("de", "one"), "--out", "FOLDER/link"], "link: is a file of --source"),
     (["--source", "parallel:BLANK,FILE", "--out", "FILE"], "FILE: is a file of --source parallel:"),

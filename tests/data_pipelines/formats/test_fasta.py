@@ -69,5 +69,5 @@ def test_gaps_are_found_wherever_lines_and_blocks_end(tmp_path, monkeypatch, wid
 @pytest.mark.parametrize("text", ["ACGT\n", " x\n>a\nACGT\n"])
 def test_what_has_no_header_is_no_fasta(tmp_path, text):
     (tmp_path / "a.fa").write_text(text)
-    with pytest.raises(UserError, match="a.fa does not begin with '>', so it is no FASTA"):
+    with pytest.raises(UserError, match="a.fa does not begin with '>', so it is not FASTA"):
         texts(f"fasta:{tmp_path}/a.fa")

@@ -33,9 +33,9 @@ from tests.data_pipelines.prepared import documents, run, splits
         ({"part_size": 0}, "--part-size 0: give a number of MiB"),
         ({"steps": ("tag",)}, "--steps tag: there is no such step"),
         ({"task_prefix": ("a\n",)}, r"--task-prefix 'a\\n': has characters that do not print"),
-        ({"task_prefix": ("a: ",)}, "--task-prefix 'a: ': stands before inputs that have targets, and --source text:"),
+        ({"task_prefix": ("a: ",)}, "--task-prefix 'a: ': stands before inputs that have targets, but --source text:"),
         ({"task_prefix": ("a: ", "b: ")}, "--task-prefix a:  --task-prefix b: : 2 for 1 sources"),
-        ({"tokenizer": "wordpiece", "specials": "albert"}, "--specials albert: --tokenizer wordpiece does not choose"),
+        ({"tokenizer": "wordpiece", "specials": "albert"}, "--specials albert: --tokenizer wordpiece does not have"),
         ({"tokenizer": "bpe", "specials": "albert"}, "--specials albert: .*bpe has roberta and gpt2"),
         *(
             ({"part": share}, f"--part {share}: give I/N with I from 0 to N - 1")

@@ -47,7 +47,7 @@ def test_a_tokenizer_that_is_there_must_have_the_code(tmp_path, capsys):
     assert Corpus(tmp_path / "d").special["code_links"] < Corpus(tmp_path / "d").vocab_size
     capsys.readouterr()
     assert prepared(tmp_path, "e", *given, "--code", "linkz") == 2
-    assert "--code linkz: no token of the tokenizer; the nearest is 'links'" in capsys.readouterr().err
+    assert "--code linkz: is not a token of the tokenizer; the nearest is 'links'" in capsys.readouterr().err
 
 
 def test_a_run_s_tokenizer_tells_the_token_of_a_code_and_names_the_nearest(tmp_path):
@@ -56,14 +56,14 @@ def test_a_run_s_tokenizer_tells_the_token_of_a_code_and_names_the_nearest(tmp_p
     made = stored.load(corpus.tokenizer_path)
     assert prefixes.token(made, "Horror") == corpus.special["code_Horror"] == corpus.vocab_size - 1
     for other in ("horror", "the", "<|endoftext|>"):  # the last is special, and no code
-        with pytest.raises(UserError, match="no code of the run's tokenizer; the nearest that it has is 'Horror'"):
+        with pytest.raises(UserError, match="is not a code of the run's tokenizer; the nearest one is 'Horror'"):
             prefixes.token(made, other)
 
 
 @pytest.mark.parametrize("tokenizer", ["wordlevel", "wordpiece", "bpe"])
 def test_a_code_takes_no_token_from_texts(tmp_path, capsys, tokenizer):
     assert prepared(tmp_path, "c", "--tokenizer", tokenizer, "--code", "the") == 2
-    said = "--code the: the trained tokenizer has that token for texts; name it anew, [the]"
+    said = "--code the: the trained tokenizer uses that token for texts; rename it, as in [the]"
     assert said in capsys.readouterr().err
     assert prepared(tmp_path, "c", "--tokenizer", tokenizer, "--code", "[the]") == 0
     corpus = Corpus(tmp_path / "c")
@@ -77,7 +77,7 @@ def test_a_code_takes_no_token_from_texts(tmp_path, capsys, tokenizer):
         (["--code", " "], "--code ' ': is blank or has control characters"),
         (["--code", "a\nb"], "--code 'a\\nb': is blank or has control characters"),
         (["--code", "A", "--code", "B"], "--code A --code B: 2 for 1 sources; give one, or one for each"),
-        (["--code-field", "domain"], "--code-field domain: give --code for each code that there is"),
+        (["--code-field", "domain"], "--code-field domain: needs --code; give --code for each code that occurs"),
         (["--code-field", "domain", "--code", "A"], "has no fields; leave it out"),
     ],
 )
@@ -92,7 +92,7 @@ def test_what_is_added_to_a_corpus_has_one_of_its_codes(tmp_path, capsys):
     (tmp_path / "more.txt").write_text("the land of links")
     add = lambda *more: command(tmp_path / "c", "--append", "--source", f"text:{tmp_path}/more.txt", *more)
     assert add("--code", "Horor") == 2
-    assert "--code Horor: no code of the corpus" in capsys.readouterr().err
+    assert "--code Horor: is not a code of the corpus" in capsys.readouterr().err
     assert add() == 2
     assert "the corpus has control codes; give --code too, as in --code Horror" in capsys.readouterr().err
     assert add("--code", "Horror") == add("--code", "Horror") == 0  # the second time there is nothing to do
