@@ -57,7 +57,7 @@ WindowOf = tuple[int, int, int]  # lane, epoch, and the window's number in that 
 
 
 def put_together(built: Sequence[Built], number: int) -> dict[str, np.ndarray]:
-    """Assemble a batch of `number` rows from pieces that cover them, each with ascending rows: name -> array [n,
+    """Assemble a batch of `number` rows from pieces that cover them, with ascending rows each: name -> array [n,
     ...]."""
     if len(built) == 1:
         return built[0][1]
@@ -104,7 +104,7 @@ class Batches:
 class Examples(Batches):
     """Batches of one layout, corpus, split and seed.
 
-    Held-out examples come from at most `HELD_OUT` parts that have some, evenly spaced, in one lane and one window.
+    Held-out examples come from at most `HELD_OUT` nonempty parts, evenly spaced, in one lane and one window.
     """
 
     def __init__(self, layout: Layout, corpus: Corpus, split: str, batch_size: int, seed: int, order: Order, sizes):
@@ -246,8 +246,8 @@ class RowExamples(Examples):
         return self._chosen(epoch, parts[piece], inside - after[piece] + ends[piece])
 
     def build(self, epoch: int | np.ndarray, example: np.ndarray) -> dict[str, np.ndarray]:
-        """Return examples (int64 [n], below `number`) as they look in an epoch (or in one epoch each): name -> array
-        [n, ...]."""
+        """Return examples (int64 [n], below `number`) as they look in an epoch, or in one each: name -> array [n,
+        ...]."""
         return self.layout.build(*self.located(epoch, example))
 
     def located(self, epoch: int | np.ndarray, example: np.ndarray) -> tuple[Chosen, np.ndarray]:
@@ -344,13 +344,12 @@ class StreamExamples(Examples):
         return built
 
     def build(self, epoch: int, example: np.ndarray) -> dict[str, np.ndarray]:
-        """Return examples (int64 [n]) of the first lane's first window as they look in an epoch: name -> array [n,
-        ...]."""
+        """Return examples (int64 [n]) of the first lane's first window as they look in an epoch: name -> array."""
         return self._build(0, epoch, 0, example)
 
     def fixed(self, limit: int) -> Iterator[np.ndarray]:
-        """Yield the examples of each batch of a fixed set, at most `limit` in all, whose rows continue each other:
-        int64 [n]."""
+        """Yield the examples of each batch of a fixed set, at most `limit`, whose rows continue each other: int64
+        [n]."""
         return self.layout.fixed(sum(self.sizes), limit, self.batch_size)
 
     def _begins(self, lane, epoch):
@@ -408,8 +407,7 @@ class _Kept:
             self._plans.pop(key, None)
 
     def enter(self, windows: Sequence[WindowOf]) -> tuple[list[WindowOf], list[WindowOf], list[WindowOf]]:
-        """Register a batch of these windows. Returns the new windows, those that are let go, and those that are
-        left."""
+        """Register a batch of these windows. Returns the new windows, those that are let go, and the others."""
         with self._lock:
             self._batches += 1
             new = [window for window in windows if window not in self._last]

@@ -50,8 +50,7 @@ def place(path: str | PurePath) -> Path:
 
 
 def filesystem(path: str = SCHEME):
-    """Return the fsspec file system of a path such as gs://..., s3://... or https://... Raises UserError if there is
-    none."""
+    """Return the fsspec file system of a path such as gs://... or https://... Raises UserError if there is none."""
     if in_cloud(path):
         _configure()
     import fsspec
@@ -120,8 +119,7 @@ def remove_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def local_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder for code that reads local files: the folder itself, or a copy that lasts as long as the
-    context."""
+    """Yield a folder for code that reads local files: the folder itself, or a temporary copy."""
     if not in_cloud(folder):
         yield folder
         return
@@ -133,8 +131,7 @@ def local_folder(folder: Path) -> Iterator[Path]:
 def check_rights(folder: Path, setting: str) -> None:
     """Do in a gs:// folder everything that a run does there, with an empty object.
 
-    Raises UserError that names the refused operation and the role that allows it, PassingError if the storage does not
-    answer.
+    Raises UserError that names the refused operation and the role that allows it, PassingError without an answer.
     """
     files, probe, bucket = filesystem(), f"{folder}/.writable", str(folder).removeprefix(SCHEME).partition("/")[0]
     steps = (

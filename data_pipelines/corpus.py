@@ -110,16 +110,15 @@ class Corpus:
             self.copy.want(split, parts)
 
     def release(self, split: str, parts: Sequence[int]) -> None:
-        """Mark parts as done: close their maps and let their copies be dropped. A part that is read later comes
-        back."""
+        """Mark parts as done: close their maps and let their copies be dropped. Parts that are read later come back."""
         for index in parts:
             self.parts[index].close(split)
         if self.copy:
             self.copy.release(split, parts)
 
     def verify(self) -> None:
-        """Hash every file, and recompute the fingerprints. Raises UserError at the first that is not what `prepare`
-        wrote."""
+        """Hash every file and recompute the fingerprints. Raises UserError at the first that `prepare` did not
+        write."""
         if self.manifest["version"] > 1:
             for part in self.parts:
                 found = manifests.part_fingerprint(part.entry.files, part.entry.values)
@@ -327,8 +326,8 @@ def _part(corpus: Corpus, index: int) -> Part:
 
 
 def named(text: str) -> dict[str, str]:
-    """Return {name: path}, in the order given; {"": path} for a single path without a name. Raises UserError for
-    another form."""
+    """Return {name: path}, in the order given; {"": path} for a path without a name. Raises UserError for another
+    form."""
     if not NAMED.match(text):
         return {"": text}
     found = {}
@@ -428,8 +427,8 @@ class Checks:
             raise self._fault
 
     def wait(self, split: str = "", seconds: float | None = None) -> None:
-        """Wait until all files (of a split) that were read are checked, for at most `seconds`. Raises the error that
-        was found."""
+        """Wait for at most `seconds` until all files (of a split) that were read are checked. Raises the error
+        found."""
         with self._changed:
 
             def left():

@@ -1,4 +1,4 @@
-"""Write files that a power cut leaves whole: a file is on disk before it gets its name, and the name before work goes
+"""Write files that survive a power cut: a file is on disk before it is renamed, and its new name before work goes
 on."""
 
 import errno

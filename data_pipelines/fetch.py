@@ -212,8 +212,7 @@ class Copy:
 
 
 def _group(name: str) -> str:
-    """Return the group of a part's file; a group is dropped together: a split without its token counts, or all
-    counts."""
+    """Return the group in which a part's file is dropped: its split, but for token counts "counts"."""
     return "counts" if name.endswith(COUNTS) else name.partition("/")[0]
 
 

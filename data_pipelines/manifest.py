@@ -31,8 +31,7 @@ class PartEntry(NamedTuple):
 
 
 def read_manifest(folder: Path) -> dict:
-    """Return the manifest of a corpus folder. Raises UserError if there is no finished corpus of a version that can be
-    read."""
+    """Return the manifest of a corpus folder. Raises UserError without a finished corpus of a readable version."""
     file = folder / "manifest.json"
     prepare = f"python -m data_pipelines prepare --out {folder}"
     if not folder.is_dir():
@@ -88,8 +87,7 @@ def fields_of(manifest: dict) -> dict[str, Field]:
 
 
 def files_of(manifest: dict) -> dict[str, dict]:
-    """Return the files that all parts share, those of the tokenizer and the tables by token: name -> {bytes,
-    sha256}."""
+    """Return the files that all parts share, the tokenizer's and the tables by token: name -> {bytes, sha256}."""
     _digest(manifest)
     return _checked(manifest.get("tokenizer", {}) | manifest.get("tables", {}))
 

@@ -69,8 +69,7 @@ def bits(keys: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
 
 
 def each(keys: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """Return 32 random bits for each counter (uint32 [n]), under one key or under one key each (uint64 [n]): uint32
-    [n]."""
+    """Return 32 random bits for each counter (uint32 [n]), under one key or one each (uint64 [n]): uint32 [n]."""
     return bits(keys, counters) if isinstance(keys, int) else bits(keys, counters[:, None])[:, 0]
 
 

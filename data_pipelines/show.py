@@ -1,5 +1,4 @@
-"""Print the statistics of a corpus, examples as a model sees them, and whether its files are as `prepare` wrote
-them."""
+"""Print the statistics of a corpus and examples as a model sees them, and check that its files are unchanged."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -24,14 +23,13 @@ MASKED, RANDOM, KEPT = "bold white on red", "bold black on yellow", "bold black 
 
 @dataclass(frozen=True)
 class Show:
-    """Print a corpus's statistics and, with --recipe, a few examples as its model sees them, with corruptions in
-    colour."""
+    """Print a corpus's statistics and, with --recipe, a few examples as its model sees them, corruptions in colour."""
 
     corpus: Annotated[str, tyro.conf.Positional]
     """The corpus: a directory made by prepare, or several that are trained on together: en=DIR,zh=DIR."""
     recipe: str | None = None
-    """The recipe whose examples to show: a name listed by `python -m pretrain recipes`, or a file such as a run's
-    recipe.json."""
+    """The recipe whose examples to show: a name listed by `python -m pretrain recipes`, or a file (recipe.json of a
+    run)."""
     examples: int = 3
     """How many examples to show."""
 
@@ -161,8 +159,7 @@ def _predicted(batch: dict[str, np.ndarray], row: int) -> dict[int, int]:
 
 
 def _coloured(tokenizer: Tokenizer, tokens: np.ndarray, targets: dict[int, int], mask: int) -> Text:
-    """Return the tokens as text. At each position in `targets` an arrow leads to the original, coloured by the
-    corruption."""
+    """Return the tokens as text; at each position in `targets` an arrow to the original, coloured by the corruption."""
     text = Text()
     specials = {index for index, added in tokenizer.get_added_tokens_decoder().items() if added.special}
     marked = tokenizer.token_to_id(WORD) is not None  # the first piece of a word is marked, else later ones

@@ -11,8 +11,7 @@ import numpy as np
 
 
 def ranks(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Lay groups of these sizes (int64 [n]) end to end. Returns, for each item, its group and its rank 0, 1, .. in the
-    group."""
+    """Lay groups of these sizes (int64 [n]) end to end. Returns each item's group, and its rank 0, 1, .. there."""
     which = np.repeat(np.arange(len(counts)), counts)
     return which, np.arange(len(which)) - (np.cumsum(counts) - counts)[which]
 

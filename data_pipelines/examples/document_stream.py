@@ -55,8 +55,8 @@ class DocumentStream:
             self._count_sentences(longest)
 
     def read(self, start: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Read stretches of the stream. Returns, one stretch after the other, tokens int32 [sum of sizes], and for each
-        token its document's place in the order, int64. start, size: int64 [stretches], within the stream, at least one
+        """Read stretches of the stream. Returns, one stretch after the other, tokens int32 [sum of sizes], and each
+        token's document's place in the order, int64. start, size: int64 [stretches], within the stream, at least one
         token each."""
         starts, end = self._starts, start + size
         first = np.searchsorted(starts, start, "right") - 1
@@ -137,8 +137,7 @@ def _documents(piece, split):
 
 
 def prefix_tokens(part, split: str) -> np.ndarray | None:
-    """Return the token of the value that stands before each document of a part: int32 [documents]; None if the corpus
-    has no such value."""
+    """Return the token of the value before each document of a part: int32 [documents]; None without such a value."""
     corpus = part.corpus
     name = prefix_field(corpus)
     if name is None:
@@ -155,8 +154,7 @@ def prefix_field(corpus: Corpus) -> str | None:
 
 
 def end_token(corpus: Corpus) -> int:
-    """Return the token that ends a document: the special token 'eod', else 'sep'. Raises UserError if there is
-    neither."""
+    """Return the token that ends a document: the special token 'eod', else 'sep'. Raises UserError without either."""
     if (end := text_end(corpus.special)) is not None:
         return end
     raise UserError(

@@ -52,7 +52,7 @@ class Layout(abc.ABC):
         return self.length
 
     def examples_of(self, sizes: Mapping[str, int]) -> int:
-        """Estimate the number of rows from the numbers of documents, sentences and tokens, without reading them."""
+        """Estimate the number of rows of so many documents, sentences and tokens, without reading them."""
         return -(-sizes["tokens"] // self.length)
 
     def check(self, corpus: Corpus) -> None:
@@ -162,8 +162,7 @@ class Chosen:
         return gathered
 
     def read(self, field: str, starts: np.ndarray, length: int) -> np.ndarray:
-        """Read `length` values of a field from each row's start (int64 [n]), in its plan's part and split: [n,
-        length]."""
+        """Read `length` values of a field from each row's start (int64 [n]) in its plan's split: [n, length]."""
         return self.gather(lambda plan, rows, _: (plan.part.read(plan.split, field, starts[rows], length),))[0]
 
 

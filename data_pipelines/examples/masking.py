@@ -305,8 +305,7 @@ def _position_mask(length, dtype):
 
 
 def global_positions(tokens: np.ndarray, sep: int, number: int) -> np.ndarray:
-    """Return the position of each row's first token, then those of its separators in order, then -1: i32[rows,
-    number]."""
+    """Return the position of each row's first token, then those of its separators, then -1: i32[rows, number]."""
     is_global = tokens == sep
     is_global[:, 0] = True
     row, position = np.nonzero(is_global)

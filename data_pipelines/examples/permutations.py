@@ -139,8 +139,8 @@ class PermutedSpans(StreamLayout):
         }
 
     def _segments(self, stream, draws, begin, backwards):
-        """Return A's size and where B begins, both int64 [n]. begin: of the reused part. In rows that run backwards
-        places count from the stream's end."""
+        """Return A's size and where B begins, int64 [n] each. begin: of the reused part. Backwards, places count from
+        the end."""
         room = self._room
         begin_a = begin + self.permuting.reuse_len
         mirrored = lambda place: np.where(backwards, stream.total - place, place)

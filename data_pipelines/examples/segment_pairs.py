@@ -93,7 +93,7 @@ class SegmentPairs(MaskedRows):
         return np.where(draw < short, 2 + draw * np.int64(self._room - 1) // short, self._room)
 
     def _chunk_ends(self, key, units):
-        """Return the unit after a chunk that begins at each unit: where the target is reached. Documents may end
+        """Return the unit after a chunk that begins at each unit, where the target is reached; documents may end
         before."""
         begin = units[:-1]
         return np.searchsorted(units, begin + self._targets(key, np.arange(len(begin))))
@@ -189,8 +189,8 @@ class SentencePairs(SegmentPairs):
 
 
 def _chunks(plan, _, example):
-    """Return, for each example, its first unit, the unit after its last, its document, how many documents there are,
-    and the plan's key."""
+    """Return each example's first unit, the unit after its last, its document, how many there are, and the plan's
+    key."""
     document, same = plan.of[example], np.ones(len(example), np.int64)
     documents, key = same * (len(plan.documents) - 1), np.full(len(example), plan.key, np.uint64)
     return plan.chunks[example], plan.chunks[example + 1], document, documents, key

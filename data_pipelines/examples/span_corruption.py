@@ -35,8 +35,7 @@ class Corruption:
 
 
 class Sizes(NamedTuple):
-    """For each row: tokens that are replaced, tokens that stay, and the number of spans of each kind, which
-    alternate."""
+    """For each row: tokens that are replaced, tokens that stay, and the spans of each kind, which alternate."""
 
     noise: int
     text: int
@@ -55,8 +54,7 @@ class Sizes(NamedTuple):
 
 @functools.cache
 def sizes_of(length: int, corruption: Corruption) -> Sizes:
-    """Return the sizes of the longest text whose input has `length` tokens. Raises UserError if no text has such an
-    input."""
+    """Return the sizes of the longest text whose input has `length` tokens. Raises UserError if there is none."""
 
     def of(tokens: int) -> Sizes:
         hidden = min(max(round(tokens * corruption.density), 1), tokens - 1)
@@ -135,9 +133,8 @@ class SpanCorruption(Stretches):
 
 
 def _parts(bits: np.ndarray, parts: int) -> np.ndarray:
-    """Divide n + 1 tokens into `parts` lengths of at least 1, every division with the same probability: int64 [rows,
-    parts].   bits: uint32 [rows, n], one for each place between two tokens; the places with the smallest ones are
-    cut."""
+    """Divide n + 1 tokens into `parts` lengths of at least 1, all divisions equally likely: int64 [rows, parts].
+    bits: uint32 [rows, n], one for each place between two tokens; the places with the smallest ones are cut."""
     number = bits.shape[1] + 1
     cuts = np.sort(np.argsort(bits, axis=1, kind="stable")[:, : parts - 1], axis=1) + 1
     ends = np.pad(cuts, ((0, 0), (1, 1)), constant_values=((0, 0), (0, number)))

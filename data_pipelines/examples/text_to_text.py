@@ -110,9 +110,8 @@ class Stretches(TextToText):
 
 @dataclass(frozen=True)
 class Halves(Stretches):
-    """Rows of a text that is cut anywhere: the first part is the input (a prefix language model), the second the
-    target, and an end token follows each. With `causal` all of the text is the target, and the input is only an end
-    token."""
+    """Rows of a text that is cut anywhere: the first part is the input (a prefix language model), the rest the target,
+    and an end token follows each. With `causal` all of the text is the target, and the input is only an end token."""
 
     least_target = 3
 

@@ -23,8 +23,7 @@ LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__p
 
 
 def files() -> list[Path]:
-    """Return the topics file, then the library's modules in order of path. Raises UserError if Python lacks the
-    topics."""
+    """Return the topics file, then the library's modules by path. Raises UserError if Python lacks the topics."""
     library = Path(sysconfig.get_paths()["stdlib"])
     if not (library / TOPICS).is_file():
         raise UserError(f"--source builtin: this Python lacks {library / TOPICS}; use a complete CPython, or text:DIR")
@@ -33,8 +32,7 @@ def files() -> list[Path]:
 
 
 def documents(path: str | Path) -> Iterator[str]:
-    """Yield each topic of the topics file as a document, or the docstrings of a module, if it has any, as one
-    document."""
+    """Yield each topic of the topics file as a document, or the docstrings of a module, if any, as one document."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (SyntaxError, ValueError):  # lib2to3 and others keep files that are Python 2 or broken on purpose

@@ -74,8 +74,7 @@ def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]
 
 
 def _sequences(blocks: Iterator[bytes], headers: list[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield (number of the header before, letters): some for each block, none for each header. `headers` gets the
-    headers."""
+    """Yield (number of the header before, letters): some for each block, none for each header; fill `headers`."""
     number, in_header, begins, kept = 0, False, True, False
     for block in blocks:
         letters = []

@@ -55,8 +55,7 @@ class Watched:
         return self._try(lambda: self.file.read(size))
 
     def readline(self, size: int) -> bytes:
-        """Return the rest of a line, or at most `size` bytes of it; from a store, which cannot read lines, perhaps
-        fewer."""
+        """Return the rest of a line, at most `size` bytes; from a store, which cannot read lines, perhaps fewer."""
         if not self.remote:
             return self._try(lambda: self.file.readline(size))
         place = self.tell()
@@ -209,8 +208,8 @@ def uncut(found: Found) -> Range:
 
 
 def cut_at(border: Callable[[BinaryIO, int], None], source: Source, found: Found) -> Iterator[Range]:
-    """Yield a file, a long plain one in ranges of about a shard. border: moves an open file to where a document begins,
-    at or after a byte."""
+    """Yield a file, a long plain one in ranges of about a shard. border: moves an open file from a byte to a
+    document."""
     start, whole = 0, uncut(found)
     if is_compressed(found.path) or (found.size or 0) <= source.shard:
         yield whole

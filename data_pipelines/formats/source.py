@@ -59,8 +59,7 @@ class Other(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Part of a source: bytes of a plain file, row groups of Parquet, examples of TFDS. start 0 and end None: the whole
-    file."""
+    """Part of a source: bytes of a plain file, row groups of Parquet, examples of TFDS; 0 and None: the whole file."""
 
     source: int  # index of the source; the plan of all sources sets it
     path: str

@@ -1,4 +1,4 @@
-"""The formats of sources, `--source KIND:LOCATION`. A new format is a file here that holds a FORMAT, and its name
+"""The formats of sources, `--source KIND:LOCATION`. A new one is a file here that holds a FORMAT, and its name
 below."""
 
 from collections.abc import Iterable, Iterator, Sequence

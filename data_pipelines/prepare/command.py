@@ -75,8 +75,7 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
 
 
 def read_finished(out: Path) -> dict | None:
-    """Return the manifest of a finished corpus, None if there is none. Raises UserError for a corpus of an earlier
-    format."""
+    """Return the manifest of a finished corpus, else None. Raises UserError for a corpus of an earlier format."""
     if not cloud.is_file(out / "manifest.json"):
         return None
     manifest = parse_manifest(out, (out / "manifest.json").read_bytes())
@@ -88,8 +87,7 @@ def read_finished(out: Path) -> dict | None:
 
 
 def _come_since(options: Prepare, before: dict) -> int:
-    """Return how many files the sources have gained since the corpus was finished; 0 if they cannot be listed any
-    more."""
+    """Return how many files the sources have gained since the corpus was finished; 0 if they cannot be listed."""
     try:
         units = _units(options, sources_of(settings(options)), before, Problems())
         return len({piece.path for unit in units for piece in unit})

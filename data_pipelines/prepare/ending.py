@@ -78,8 +78,7 @@ def _check_text(work: Work, state: partial.State, before: dict | None, summaries
 
 
 def _described(work: Work, state: partial.State, before: dict | None) -> dict:
-    """Return the manifest's entries on where its text came from and how; stages: one for each time that parts were
-    added."""
+    """Return the manifest's entries on the origin of its text; stages: one for each time that parts were added."""
     files = [Counter() for _ in work.job.sources]
     for piece in work.plan.ranges():
         files[piece.source][piece.path] += piece.size
@@ -123,8 +122,7 @@ def _report(out: Path, manifest: dict, before: dict | None, enough: int | None, 
 
 
 def _unknown(out: Path, manifest: dict) -> float | None:
-    """Return the share of the training tokens that are unknown to the tokenizer, from evenly spaced parts; None if it
-    has no unknown token."""
+    """Return the share of training tokens that are unknown, from evenly spaced parts; None without an unknown token."""
     number, unknown = len(manifest["parts"]), manifest["special"].get("unk")
     if unknown is None:
         return None

@@ -55,8 +55,7 @@ class Prepare:
     albert or t5 (which keeps case and accents); with bpe: roberta (default) or gpt2; with character-bpe: gpt (default)
     or ctrl."""
     sentinels: int | None = None
-    """Number of T5 sentinels (<extra_id_0>, ...) to add after the vocabulary. Default: 100 with --specials t5, else
-    0."""
+    """Number of T5 sentinels (<extra_id_0>, ...) to add after the vocabulary; 100 with --specials t5, else none."""
     end_of_text: bool = False
     """Add <|endoftext|>, which ends documents, after the vocabulary of a given tokenizer that lacks such a token, such
     as OpenAI's GPT's or CTRL's."""
@@ -77,12 +76,11 @@ class Prepare:
     code_field: str | None = None
     """Field or column with each document's control code, in jsonl, parquet, arrow and tfds sources."""
     values: tuple[str, ...] = ()
-    """Fields or columns to store for each document. A value is a label, of which there are few, unless a kind follows:
-    year score:float count:int url:text. wikiextractor has id, url, title and revid; fasta id and description; conll
-    id."""
+    """Fields or columns to store for each document: labels, of which there are few, unless a kind follows: year
+    score:float count:int url:text. wikiextractor has id, url, title and revid; fasta id and description; conll id."""
     prefix: str | None = None
-    """A label of --values, such as year, that stands before each document in next-token rows; each value gets a token.
-    Default: the --code."""
+    """A label of --values, such as year, that stands before each document in next-token rows, with a token for each
+    value."""
     token_column: int | None = None
     """Column with the token in conll sources, counted from 1. Default: the first; in CoNLL-U the second."""
     label_column: int | None = None
@@ -93,8 +91,8 @@ class Prepare:
     """Steps that clean the text before anything else, in this order: nfc, nfkc, control-characters, tags, empty-pairs,
     short (leaves out documents of fewer than 100 characters)."""
     heldout: float = 0.01
-    """Share of the documents to hold out for evaluation, chosen by hash; raised to at most 0.05 to reach 50,000 tokens.
-    0: none."""
+    """Share of documents to hold out for evaluation, chosen by hash; raised up to 0.05 to reach 50,000 tokens. 0:
+    none."""
     tfds_dir: str | None = None
     """Directory that TFDS data sets are in, or are downloaded to."""
     part_size: int = 1024
@@ -102,8 +100,7 @@ class Prepare:
     processes: int | None = None
     """Number of processes. Default: one for each core. The result does not depend on it."""
     part: str | None = None
-    """I/N, as in 3/64: make every N-th part, beginning with part I (from 0), for job arrays. Finish the corpus with
-    --finish."""
+    """I/N, as in 3/64: make every N-th part, from part I (0 to N - 1) on, for job arrays; then run --finish."""
     finish: bool = False
     """Write the manifest once all parts exist; otherwise list the missing parts."""
     append: bool = False

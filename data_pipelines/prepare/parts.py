@@ -31,8 +31,7 @@ HELD = threading.local()  # this thread's encoder, and the path of its tokenizer
 
 
 class Work(NamedTuple):
-    """All that a process needs to make parts; picklable.   tokenizer: path of tokenizer.json.   scratch: a local
-    folder."""
+    """What a process needs to make parts; picklable.   tokenizer: path of tokenizer.json.   scratch: a local folder."""
 
     job: Job
     plan: Plan

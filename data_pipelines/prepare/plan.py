@@ -96,8 +96,7 @@ def kept_at(out: Path, plan_hash: str) -> Path:
 
 
 def _known(out: Path, manifest: dict) -> dict[tuple, dict[str, tuple]]:
-    """Return the files whose text a corpus has: (path, how it was read) -> {what was put before its documents:
-    version}."""
+    """Return the files whose text a corpus has: (path, how it was read) -> {text before its documents: version}."""
     found = {}
     for stage in manifest["stages"]:
         place = kept_at(out, stage["plan"])

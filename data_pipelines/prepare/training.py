@@ -41,8 +41,7 @@ class Stretch(NamedTuple):
 def trained(
     options: Prepare, plan: Plan, sources: tuple[Source, ...], runner_options: Sequence[str]
 ) -> tuple[Made, int | None]:
-    """Train the tokenizer. Returns it, and the size of a vocabulary that would cover nearly all of its training
-    text."""
+    """Train the tokenizer. Returns it, and the size of a vocabulary that would cover nearly all of its text."""
     chosen = stretches(plan, len(sources), COUNTED if KINDS[options.tokenizer].whole else SAMPLE)
     asked = Training(options.vocab_size, options.cased, options.keep_accents, options.specials, sentinels(options))
     count = functools.partial(_words, sources, options.steps, options.tokenizer, asked)

@@ -80,8 +80,7 @@ def planned(
 
 
 def write_tables(out: Path, job: Job, word_starts: np.ndarray | None) -> None:
-    """Write the fields that are looked up by token to OUT/tables/. word_starts: bool [vocab], None if they are
-    stored."""
+    """Write the fields looked up by token to OUT/tables/. word_starts: bool [vocab], None if they are stored."""
     (out / "tables").mkdir(exist_ok=True)
     if word_starts is not None:
         missing = job.vocab_size - len(word_starts)  # ids that occur in no text
@@ -133,8 +132,7 @@ def check_added(before: dict, fields: dict[str, Field]) -> None:
 
 
 def _with_values(fields: dict[str, Field], parts: list[dict], before: dict | None) -> dict[str, Field]:
-    """Return the fields with the values of all parts, in order; new labels of documents are sorted and come after the
-    known."""
+    """Return the fields with the values of all parts, in order; new labels of documents come last, sorted."""
     found, known, labels = {}, fields_of(before) if before else {}, valued(fields)
     for name, field in fields.items():
         if field.values is not None:

@@ -81,8 +81,7 @@ class UnitFiles:
             self.files[name].write(array)
 
     def finish(self, characters: int, problems: dict, paths: list[str], values: dict[str, list[str]]) -> None:
-        """Close the files and put the folder in its place. values: field -> the texts that its numbers stand for in
-        this unit."""
+        """Close the files and put the folder in its place. values: field -> texts that its numbers stand for here."""
         for file in self.files.values():
             file.close()
         np.save(self._place("documents"), np.concatenate(self.documents))
@@ -160,7 +159,7 @@ class Batches:
         self._empty()
 
     def _annotated(self, tokens: int, begin: np.ndarray, end: np.ndarray, kept: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the values of annotations: name -> [tokens or sentences, ...]. begin, end: i64 [annotations], in
+        """Return the values of annotations: name -> [tokens or sentences, ...]. begin, end: i64 [annotations],
         tokens."""
         sizes = {"token": tokens, "sentence": len(kept)}
         fields = self.annotated.items()

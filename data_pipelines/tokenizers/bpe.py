@@ -67,8 +67,7 @@ def learn_bytes(words: Counter, options: Training) -> Made:
 
 
 def learn_alone(words: Counter, options: Training) -> Made:
-    """Return bytes as tokens, always the same 384, with ByT5's ids: <pad> 0, </s> 1, <unk> 2, byte + 3, then the
-    sentinels."""
+    """Return bytes as tokens, always the same 384, with ByT5's ids: <pad> 0, </s> 1, <unk> 2, byte + 3, sentinels."""
     vocab = {token: index for index, token in enumerate([*OF_BYT5, *byte_characters()])}
     tokenizer = Tokenizer(models.BPE(vocab, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

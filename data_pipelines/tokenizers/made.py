@@ -57,8 +57,7 @@ def special_ids(tokenizer: Tokenizer, names: dict[str, str]) -> dict[str, int]:
 
 
 def surround(tokenizer: Tokenizer, single: str, pair: str) -> None:
-    """Put special tokens around a text and around two texts, as in "[CLS] $A [SEP]" and "[CLS] $A [SEP] $B:1
-    [SEP]:1"."""
+    """Put special tokens around a text and around two, as in "[CLS] $A [SEP]" and "[CLS] $A [SEP] $B:1 [SEP]:1"."""
     named = {token.split(":")[0] for token in single.split()} - {"$A"}
     ids = [(token, tokenizer.token_to_id(token)) for token in sorted(named)]
     tokenizer.post_processor = processors.TemplateProcessing(single, pair, ids)

@@ -251,7 +251,7 @@ def _find(config: dict, pieces: list[str]) -> Flavour | None:
 
 
 def _rebuild(flavour: Flavour, vocab, table: bytes, added: list[AddedToken], config: dict) -> tuple[Tokenizer, dict]:
-    """Return the flavour's tokenizer around a unigram vocabulary. table: SentencePiece's own map of characters, or
+    """Return the flavour's tokenizer around a unigram vocabulary. table: SentencePiece's own map of characters or
     b""."""
     lower = config.get("do_lower_case", flavour.lower)
     keep = bool(config.get("keep_accents")) and flavour.may_keep_accents
@@ -267,8 +267,8 @@ def _only(table: bytes) -> normalizers.Normalizer:
 
 
 def _normalizer(lower: bool, keep_accents: bool, compose: bool = False, table: bytes = b"") -> normalizers.Normalizer:
-    """Return the normaliser of transformers 5 for both models. compose: bring kept accents into one form, which
-    transformers does not."""
+    """Return transformers 5's normaliser of both models. compose: unify the form of kept accents, which that does
+    not."""
     parts = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if not keep_accents:
         parts += [normalizers.NFKD(), normalizers.StripAccents()]
@@ -286,8 +286,8 @@ def _unigram(vocab: list[tuple[str, float]]) -> models.Model:
 
 
 def _bpe(pieces: list[str]) -> models.Model:
-    """Return a BPE model. Pieces are in order of ids, which is the order of merging; each arises from any two pieces
-    that make it up."""
+    """Return a BPE model. The pieces' order of ids is that of merging; each arises from any two pieces that make it
+    up."""
     ids = {piece: index for index, piece in enumerate(pieces)}
     merges = []
     for piece in pieces:

@@ -80,8 +80,7 @@ def _read_merges(path: Path, config: dict) -> Made:
 
 
 def _folder_config(folder: Path) -> tuple[dict[str, str], dict]:
-    """Return role -> token as the folder's files name it, and its tokenizer_config.json with the model of its
-    config.json."""
+    """Return role -> token as the folder's files name it; and its tokenizer_config.json with config.json's model."""
     names, config = {}, {}
     for file in ("config.json", "special_tokens_map.json", "tokenizer_config.json"):
         if (folder / file).exists():

@@ -40,8 +40,7 @@ def learn(kind: str, counted: Counter, options: Training) -> Made:
 
 
 def check_specials(kind: str, specials: str | None) -> None:
-    """Raise UserError for special tokens that a kind of tokenizer does not have. kind: or a path, whose tokenizer has
-    its own."""
+    """Raise UserError for special tokens that a kind of tokenizer does not have. kind: also a path of a tokenizer."""
     choices = KINDS[kind].specials if kind in KINDS else ()
     if specials and specials not in choices:
         may = f"{kind} has {' and '.join(choices)}" if choices else "leave it out"

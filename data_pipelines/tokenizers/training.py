@@ -26,7 +26,7 @@ COVERAGE = 0.9995  # share of the text's characters that the alphabet covers, be
 
 @dataclass(frozen=True)
 class Training:
-    """What is asked of a tokenizer to train: its size, normalisation and special tokens."""
+    """What is asked of a tokenizer to train: size, normalisation, special tokens."""
 
     vocab_size: int = 30_522
     cased: bool = False
@@ -56,8 +56,7 @@ def count_words(texts: Iterable[str], words_of: Callable[[str], Iterable[str]], 
 
 
 def bounded(words: Counter) -> list[tuple[str, int]]:
-    """Return the most frequent words that have MOST_CHARACTERS together: (word, count), by falling count, then
-    spelling."""
+    """Return the most frequent words, MOST_CHARACTERS in all: (word, count), by falling count, then spelling."""
     room, kept = MOST_CHARACTERS, []
     for word, count in sorted(words.items(), key=lambda item: (-item[1], item[0])):
         room -= len(word)
@@ -78,8 +77,7 @@ def pre_tokenized(normalizer, pre_tokenizer) -> Callable[[str], Iterator[str]]:
 
 
 def merge(words: list[tuple[str, int]], model: models.Model, trainer: trainers.Trainer) -> dict:
-    """Train a byte-pair model or a WordPiece on words without white space. Returns the model's entry of
-    tokenizer.json."""
+    """Train a byte-pair model or a WordPiece on words without white space. Returns the model of a tokenizer.json."""
     learner = Tokenizer(model)
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     scale = min(1.0, MOST_FED / max(sum(count for _, count in words), 1))

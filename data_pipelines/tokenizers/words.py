@@ -73,8 +73,7 @@ def _is_punctuation(character: str) -> bool:
 
 
 def assemble(vocab: dict[str, int], cased: bool, keep_accents: bool) -> Tokenizer:
-    """Build BERT's tokenizer for a vocabulary: normaliser, splitting at space and punctuation, [CLS] a [SEP] b
-    [SEP]."""
+    """Build BERT's tokenizer for a vocabulary: normaliser, cuts at space and punctuation, [CLS] a [SEP] b [SEP]."""
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=LONGEST))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=not cased, strip_accents=not keep_accents)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
