@@ -57,8 +57,7 @@ WindowOf = tuple[int, int, int]  # lane, epoch, and the window's number in that 
 
 
 def put_together(built: Sequence[Built], number: int) -> dict[str, np.ndarray]:
-    """Assemble a batch of `number` rows from pieces that cover them, with ascending rows each: name -> array [n,
-    ...]."""
+    """Assemble a batch of `number` rows from pieces that cover them, ascending in each: name -> array [n, ...]."""
     if len(built) == 1:
         return built[0][1]
     batch = {name: np.empty((number, *array.shape[1:]), array.dtype) for name, array in built[0][1].items()}
@@ -137,8 +136,7 @@ class Examples(Batches):
         raise NotImplementedError
 
     def _read(self, lane: np.ndarray, epoch: np.ndarray, place: np.ndarray) -> list[tuple[WindowOf, np.ndarray]]:
-        """Return the windows of rows at places of epochs of lanes, all int64 [n], with the rows (int64 [m]) of each
-        window."""
+        """Return the windows of rows at places of epochs of lanes, all int64 [n], and each window's rows, int64 [m]."""
         found, lanes = [], self.order.lanes
         walks, walk = distinct(epoch * lanes + lane)
         for number, (of_epoch, of_lane) in enumerate(divmod(one, lanes) for one in walks):
@@ -246,8 +244,7 @@ class RowExamples(Examples):
         return self._chosen(epoch, parts[piece], inside - after[piece] + ends[piece])
 
     def build(self, epoch: int | np.ndarray, example: np.ndarray) -> dict[str, np.ndarray]:
-        """Return examples (int64 [n], below `number`) as they look in an epoch, or in one each: name -> array [n,
-        ...]."""
+        """Return examples (int64 [n], below `number`) as they look in an epoch, or in one each: name -> array."""
         return self.layout.build(*self.located(epoch, example))
 
     def located(self, epoch: int | np.ndarray, example: np.ndarray) -> tuple[Chosen, np.ndarray]:
@@ -348,8 +345,7 @@ class StreamExamples(Examples):
         return self._build(0, epoch, 0, example)
 
     def fixed(self, limit: int) -> Iterator[np.ndarray]:
-        """Yield the examples of each batch of a fixed set, at most `limit`, whose rows continue each other: int64
-        [n]."""
+        """Yield the examples of each batch of a fixed set, at most `limit`. Rows continue each other. int64 [n]."""
         return self.layout.fixed(sum(self.sizes), limit, self.batch_size)
 
     def _begins(self, lane, epoch):

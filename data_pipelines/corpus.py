@@ -117,8 +117,7 @@ class Corpus:
             self.copy.release(split, parts)
 
     def verify(self) -> None:
-        """Hash every file and recompute the fingerprints. Raises UserError at the first that `prepare` did not
-        write."""
+        """Hash every file and recompute the fingerprints. Raises UserError at the first that has changed."""
         if self.manifest["version"] > 1:
             for part in self.parts:
                 found = manifests.part_fingerprint(part.entry.files, part.entry.values)
@@ -326,8 +325,7 @@ def _part(corpus: Corpus, index: int) -> Part:
 
 
 def named(text: str) -> dict[str, str]:
-    """Return {name: path}, in the order given; {"": path} for a path without a name. Raises UserError for another
-    form."""
+    """Return {name: path}, in order; {"": path} for a path without a name. Raises UserError for another form."""
     if not NAMED.match(text):
         return {"": text}
     found = {}
@@ -427,8 +425,7 @@ class Checks:
             raise self._fault
 
     def wait(self, split: str = "", seconds: float | None = None) -> None:
-        """Wait for at most `seconds` until all files (of a split) that were read are checked. Raises the error
-        found."""
+        """Wait, at most `seconds`, until all files (of a split) that were read are checked. Raises the error found."""
         with self._changed:
 
             def left():

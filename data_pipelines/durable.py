@@ -1,5 +1,4 @@
-"""Write files that survive a power cut: a file is on disk before it is renamed, and its new name before work goes
-on."""
+"""Write files that survive a power cut: files are on disk before they are renamed, and names before work goes on."""
 
 import errno
 import fcntl

@@ -28,8 +28,7 @@ class Show:
     corpus: Annotated[str, tyro.conf.Positional]
     """The corpus: a directory made by prepare, or several that are trained on together: en=DIR,zh=DIR."""
     recipe: str | None = None
-    """The recipe whose examples to show: a name listed by `python -m pretrain recipes`, or a file (recipe.json of a
-    run)."""
+    """The recipe whose examples to show: a name listed by `python -m pretrain recipes`, or a run's recipe.json."""
     examples: int = 3
     """How many examples to show."""
 

@@ -76,8 +76,7 @@ class RowLayout(Layout):
 
     @abc.abstractmethod
     def plan(self, part, split: str, seed: int) -> Any:
-        """Return where each example of a part begins. The plan's `number` counts the examples. Reads offsets, no
-        tokens."""
+        """Return where each example of a part begins; the plan's `number` counts them. Reads offsets, no tokens."""
 
     @abc.abstractmethod
     def build(self, chosen: "Chosen", keys: np.ndarray) -> dict[str, np.ndarray]:

@@ -139,8 +139,7 @@ class PermutedSpans(StreamLayout):
         }
 
     def _segments(self, stream, draws, begin, backwards):
-        """Return A's size and where B begins, int64 [n] each. begin: of the reused part. Backwards, places count from
-        the end."""
+        """Return A's size and where B begins, int64 [n] each. begin: of the reused part; backwards, from the end."""
         room = self._room
         begin_a = begin + self.permuting.reuse_len
         mirrored = lambda place: np.where(backwards, stream.total - place, place)
@@ -186,8 +185,7 @@ class PermutedSpans(StreamLayout):
         return np.concatenate([reused, rest + (rest >= separator)], axis=1)
 
     def _ordered(self, keys, positions, separator):
-        """Return ranks and thresholds for predicting at `positions`. SEP and CLS have a rank too, but see
-        themselves."""
+        """Return ranks and thresholds for predicting at `positions`. SEP and CLS have a rank, but see themselves."""
         reuse, size = self.permuting.reuse_len, self.permuting.perm_size
         special = np.broadcast_to([self.length - 2, self.length - 1], (len(keys), 2))
         permuted = np.concatenate([positions, separator, special], axis=1)

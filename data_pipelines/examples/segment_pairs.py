@@ -93,8 +93,8 @@ class SegmentPairs(MaskedRows):
         return np.where(draw < short, 2 + draw * np.int64(self._room - 1) // short, self._room)
 
     def _chunk_ends(self, key, units):
-        """Return the unit after a chunk that begins at each unit, where the target is reached; documents may end
-        before."""
+        """Return the unit after a chunk that begins at each unit: where its target is reached, if its document goes
+        on."""
         begin = units[:-1]
         return np.searchsorted(units, begin + self._targets(key, np.arange(len(begin))))
 
@@ -189,7 +189,7 @@ class SentencePairs(SegmentPairs):
 
 
 def _chunks(plan, _, example):
-    """Return each example's first unit, the unit after its last, its document, how many there are, and the plan's
+    """Return each example's first unit, the unit after its last, its document, the number of documents, the plan's
     key."""
     document, same = plan.of[example], np.ones(len(example), np.int64)
     documents, key = same * (len(plan.documents) - 1), np.full(len(example), plan.key, np.uint64)

@@ -59,7 +59,7 @@ class Pairs(PairLayout, TextToText):
         return as_batch(tokens, targets, chosen.plans[0].part.corpus.special["pad"], (inputs, ends))
 
     def _read(self, plan: PairsPlan, _, example: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return inputs and targets, and the places of their end tokens: int32 [n, length], [n, target_length], int64
+        """Return inputs and targets, int32 [n, length] and [n, target_length], and their end tokens' places, int64
         [n]."""
         lead, end = int(plan.prefixes is not None), end_token(plan.part.corpus)
 
@@ -96,8 +96,7 @@ class Stretches(TextToText):
         return DocumentsPlan(stream, -(-stream.total // self.size) if stream.total >= self.size else 0)
 
     def stretches(self, chosen: Chosen) -> tuple[np.ndarray, Mapping[str, int], int]:
-        """Return the text of each row, int32 [n, size], the special tokens by role, and the token that ends
-        documents."""
+        """Return the text of each row, int32 [n, size], the special tokens by role, and the end token of documents."""
 
         def read(plan: DocumentsPlan, _, example: np.ndarray) -> tuple[np.ndarray]:
             start = np.minimum(example * self.size, plan.stream.total - self.size)

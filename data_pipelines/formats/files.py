@@ -208,8 +208,7 @@ def uncut(found: Found) -> Range:
 
 
 def cut_at(border: Callable[[BinaryIO, int], None], source: Source, found: Found) -> Iterator[Range]:
-    """Yield a file, a long plain one in ranges of about a shard. border: moves an open file from a byte to a
-    document."""
+    """Yield a file, a long plain one in ranges of about a shard. border: moves a file from a byte to a document."""
     start, whole = 0, uncut(found)
     if is_compressed(found.path) or (found.size or 0) <= source.shard:
         yield whole

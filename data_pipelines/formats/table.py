@@ -1,5 +1,4 @@
-"""The formats of sources, `--source KIND:LOCATION`. A new one is a file here that holds a FORMAT, and its name
-below."""
+"""The formats of sources, `--source KIND:LOCATION`. A new one is a file here with a FORMAT, and its name below."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields

@@ -24,8 +24,7 @@ def _read(source: Source, part: Range, problems) -> Iterator[Document]:
 
 
 def _articles(part: Range, problems) -> Iterator[tuple[str, bytes | None]]:
-    """Yield the <doc> line and the inside of each block, None if it is too long. A block without its end is
-    malformed."""
+    """Yield the <doc> line and the inside of each block, None if too long. A block without its end is malformed."""
     inside, begin, article = False, "", files.Record(b"\n")
     for line in files.lines(files.range_blocks(part)):
         if line is not None and line.startswith((b"<doc ", b"<doc>")):

@@ -36,8 +36,7 @@ def make_parts(out: Path, numbers: Sequence[int], runner: str, runner_options: S
 
 
 def merged(place: Path, runner: str, runner_options: Sequence[str]) -> Callable[..., Counter]:
-    """Return a `runner` for `over_parts` that writes the sum, name -> number, to the file `place`, or reads it
-    there."""
+    """Return a `runner` for `over_parts`. It writes the sum, name -> number, to `place`, or reads it from there."""
 
     def run(count: Callable, merge: Callable, stretches: Sequence) -> Counter:
         if not cloud.is_file(place):

@@ -79,8 +79,7 @@ class Prepare:
     """Fields or columns to store for each document: labels, of which there are few, unless a kind follows: year
     score:float count:int url:text. wikiextractor has id, url, title and revid; fasta id and description; conll id."""
     prefix: str | None = None
-    """A label of --values, such as year, that stands before each document in next-token rows, with a token for each
-    value."""
+    """A label of --values, such as year, that stands before each document in next-token rows as a token."""
     token_column: int | None = None
     """Column with the token in conll sources, counted from 1. Default: the first; in CoNLL-U the second."""
     label_column: int | None = None
@@ -91,8 +90,8 @@ class Prepare:
     """Steps that clean the text before anything else, in this order: nfc, nfkc, control-characters, tags, empty-pairs,
     short (leaves out documents of fewer than 100 characters)."""
     heldout: float = 0.01
-    """Share of documents to hold out for evaluation, chosen by hash; raised up to 0.05 to reach 50,000 tokens. 0:
-    none."""
+    """Share of documents to hold out (0: none), chosen by hash; raised up to 0.05 if that is less than 50,000
+    tokens."""
     tfds_dir: str | None = None
     """Directory that TFDS data sets are in, or are downloaded to."""
     part_size: int = 1024

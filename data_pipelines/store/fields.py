@@ -10,14 +10,7 @@ from data_pipelines.errors import UserError
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")  # it becomes a file name
 TAKEN = ("documents", "sentences", "token_counts")  # arrays that are not fields
 STORED, BY_TOKEN, BY_TOKEN_BEFORE, TEXT = "stored", "by token", "by the token before", "text"
-PLANNED = (
-    "tokens",
-    "word_starts",
-    "sources",
-    "languages",
-    "segments",
-    "segment_languages",
-)  # known before any text is read
+PLANNED = ("tokens", "word_starts", "sources", "languages", "segments", "segment_languages")  # known before any text
 LARGEST_IN_TWO_BYTES = 65536
 
 

@@ -221,8 +221,7 @@ def _write_columns(to: Path, rows: np.ndarray, job: Job, numbered: dict[str, dic
 
 
 def _chunks(bounds: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield (first, after the last) of sentences with about CHUNK tokens. bounds: int64 [sentences + 1], their
-    begins."""
+    """Yield (first, after the last) of sentences with about CHUNK tokens. bounds: int64 [sentences + 1]."""
     at = 0
     while at < len(bounds) - 1:
         stop = max(at + 1, int(np.searchsorted(bounds, bounds[at] + CHUNK, "right")) - 1)

@@ -159,8 +159,7 @@ class Batches:
         self._empty()
 
     def _annotated(self, tokens: int, begin: np.ndarray, end: np.ndarray, kept: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the values of annotations: name -> [tokens or sentences, ...]. begin, end: i64 [annotations],
-        tokens."""
+        """Return the values of annotations: name -> [tokens or sentences, ...]. begin, end: i64 [annotations]."""
         sizes = {"token": tokens, "sentence": len(kept)}
         fields = self.annotated.items()
         arrays = {name: np.zeros((sizes[field.per], *field.shape), field.dtype) for name, field in fields}

@@ -45,8 +45,7 @@ BYTE_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # how byte-level tokens write space, new
 
 
 def byte_characters() -> list[str]:
-    """Return how byte-level tokens write each byte: printable ones as such, others as characters from 256 on
-    (GPT-2's)."""
+    """Return how byte-level tokens write each byte: printable ones as such, others from chr(256) on (GPT-2's)."""
     printable, others = {*range(33, 127), *range(161, 173), *range(174, 256)}, map(chr, itertools.count(256))
     return [chr(byte) if byte in printable else next(others) for byte in range(256)]
 
@@ -190,8 +189,7 @@ class Encoder:
         return Encoded(tokens, lengths, ended, straddled.astype(bool), word_starts)
 
     def _learn(self, looked_into: list[str]) -> dict[str, list[tuple[int, int]]]:
-        """Encode the new runs and append them to the table. Returns the tokens' offsets in `looked_into`, new or
-        old."""
+        """Encode the new runs and append them to the table. Returns the tokens' offsets in runs `looked_into`."""
         distinct = list(dict.fromkeys(looked_into))
         known = dict(zip(distinct, self.tokenizer.encode_batch(distinct, add_special_tokens=False), strict=True))
         new = self.table.new

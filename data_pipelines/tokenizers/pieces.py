@@ -26,12 +26,7 @@ COVERAGE = 0.99995  # share of the text's characters that get a piece (XLNet's v
 THREADS = 16  # fixed, since scores are summed per thread and the number changes the result
 DIGIT_COMMA = re.compile(r"(?<=\d)(?=,)")  # no piece spans it: XLNet's and ALBERT's code cuts there too
 CUT = "\x1f"  # white space, so it is in no word
-NUMBERED = {
-    "unk_id": "<unk>",
-    "bos_id": "<s>",
-    "eos_id": "</s>",
-    "pad_id": "<pad>",
-}  # the trainer takes these ids as options
+NUMBERED = {"unk_id": "<unk>", "bos_id": "<s>", "eos_id": "</s>", "pad_id": "<pad>"}  # the trainer's own id options
 INPUTS = ["input_ids", "token_type_ids", "attention_mask"]  # transformers 5 omits the types by default
 UNIGRAM = 1  # TrainerSpec.ModelType
 USER_DEFINED = 4  # ModelProto.SentencePiece.Type
@@ -251,8 +246,7 @@ def _find(config: dict, pieces: list[str]) -> Flavour | None:
 
 
 def _rebuild(flavour: Flavour, vocab, table: bytes, added: list[AddedToken], config: dict) -> tuple[Tokenizer, dict]:
-    """Return the flavour's tokenizer around a unigram vocabulary. table: SentencePiece's own map of characters or
-    b""."""
+    """Return the flavour's tokenizer around a unigram vocabulary. table: SentencePiece's map of characters or b""."""
     lower = config.get("do_lower_case", flavour.lower)
     keep = bool(config.get("keep_accents")) and flavour.may_keep_accents
     named = {"do_lower_case": lower, "keep_accents": keep} if flavour.normalises else {}
@@ -267,8 +261,7 @@ def _only(table: bytes) -> normalizers.Normalizer:
 
 
 def _normalizer(lower: bool, keep_accents: bool, compose: bool = False, table: bytes = b"") -> normalizers.Normalizer:
-    """Return transformers 5's normaliser of both models. compose: unify the form of kept accents, which that does
-    not."""
+    """Return transformers 5's normaliser of both models. compose: also bring kept accents into one form."""
     parts = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if not keep_accents:
         parts += [normalizers.NFKD(), normalizers.StripAccents()]
@@ -286,7 +279,7 @@ def _unigram(vocab: list[tuple[str, float]]) -> models.Model:
 
 
 def _bpe(pieces: list[str]) -> models.Model:
-    """Return a BPE model. The pieces' order of ids is that of merging; each arises from any two pieces that make it
+    """Return a BPE model. Pieces are in order of merging, which is that of ids; each arises from any two that make it
     up."""
     ids = {piece: index for index, piece in enumerate(pieces)}
     merges = []

@@ -32,7 +32,7 @@ def added(made: Made, name: str, values: Iterable[str]) -> Made:
 
 
 def check_values(name: str, values: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the values. Raises UserError if there are too many for a token each, or if one cannot be part of a
+    """Return the values. Raises UserError for too many, since each gets a token, and for one that cannot be in a
     token."""
     if len(values) > MOST:
         raise UserError(

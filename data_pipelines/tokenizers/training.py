@@ -40,8 +40,7 @@ class Training:
 
 
 def count_words(texts: Iterable[str], words_of: Callable[[str], Iterable[str]], run: re.Pattern = RUN) -> Counter:
-    """Count the words of texts. words_of(run) yields the words of a run, which is a word with the white space before
-    it."""
+    """Count the words of texts. words_of(run) yields the words in a run: a word with the white space before it."""
     runs = Counter()
     for text in texts:
         runs.update(run.findall(text))
