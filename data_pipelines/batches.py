@@ -139,10 +139,10 @@ class Examples(Batches):
         """Return the windows of rows at places of epochs of lanes, all int64 [n], and each window's rows, int64 [m]."""
         found, lanes = [], self.order.lanes
         walks, walk = distinct(epoch * lanes + lane)
-        for number, (of_epoch, of_lane) in enumerate(divmod(one, lanes) for one in walks):
+        for number, (of_epoch, of_lane) in enumerate(divmod(each, lanes) for each in walks):
             here = np.flatnonzero(walk == number)
             index = np.searchsorted(self._begins(of_lane, of_epoch), place[here], "right") - 1
-            found += [((of_lane, of_epoch, one), here[index == one]) for one in distinct(index)[0]]
+            found += [((of_lane, of_epoch, each), here[index == each]) for each in distinct(index)[0]]
         self._enter([window for window, _ in found])
         return found
 
@@ -329,9 +329,9 @@ class StreamExamples(Examples):
         """Return the same as `at` in pieces, one for each window."""
         self.check_size()
         epoch, place = np.empty_like(step), np.empty_like(step)
-        for one in distinct(lane)[0]:
-            here = lane == one
-            epoch[here], place[here] = self._epochs(one, step[here])
+        for this_lane in distinct(lane)[0]:
+            here = lane == this_lane
+            epoch[here], place[here] = self._epochs(this_lane, step[here])
         built = []
         for (of_lane, of_epoch, index), rows in self._read(lane, epoch, place):
             within = place[rows] - self._begins(of_lane, of_epoch)[index]

@@ -140,8 +140,8 @@ def unknown(what: str, name: str, known) -> str:
 def _one_line(report: str) -> str:
     """Return the message in tyro's report: the text from its first rule, which may hold the title, to the next one."""
     below = list(itertools.dropwhile(lambda row: not RULE.search(row), report.splitlines()))[1:]
-    said = itertools.takewhile(lambda row: not RULE.search(row), below)
-    line = " ".join(row.strip("│ ") for row in said).strip().removesuffix(".")
+    message = itertools.takewhile(lambda row: not RULE.search(row), below)
+    line = " ".join(row.strip("│ ") for row in message).strip().removesuffix(".")
     if line.startswith("Missing from"):
         needed = re.split(r"\s*\(required\)\s*", line.partition(": ")[2])
         options = [text.split()[:2] if text.startswith("--") else [text.partition(" ")[2]] for text in needed if text]

@@ -442,7 +442,7 @@ class Checks:
                     self._thread = None
                     return
                 # An evaluation waits for its few files before it says anything
-                file = next((one for one in self._waiting if one[1].startswith("heldout")), next(iter(self._waiting)))
+                file = next((key for key in self._waiting if key[1].startswith("heldout")), next(iter(self._waiting)))
             dropped = False
             try:
                 self._check(*file)

@@ -373,14 +373,14 @@ def _once(source: str) -> Callable[[Exception], None]:
 
 def _progress(name: str, total: int) -> Callable[[int], None]:
     """Return a callback for bytes that have arrived. It prints the progress every SAY_EVERY seconds."""
-    began = said = time.monotonic()
+    began = last = time.monotonic()
     done = 0
 
     def advance(size: int) -> None:
-        nonlocal done, said
+        nonlocal done, last
         done += size
-        if time.monotonic() - said >= SAY_EVERY:
-            said = time.monotonic()
-            _say(f"{name}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {done / (said - began) / 1e6:.0f} MB/s")
+        if time.monotonic() - last >= SAY_EVERY:
+            last = time.monotonic()
+            _say(f"{name}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {done / (last - began) / 1e6:.0f} MB/s")
 
     return advance

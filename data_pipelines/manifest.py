@@ -102,9 +102,9 @@ def fingerprint(manifest: dict, parts: list[str]) -> str:
 
 def part_fingerprint(files: dict[str, dict], values: dict[str, list[str]]) -> str:
     """Return the fingerprint of a part: a hash of its content without the names of its sources."""
-    said = {"files": {name: file["sha256"] for name, file in files.items()}}
-    said["values"] = {name: texts for name, texts in values.items() if name != "sources"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    content = {"files": {name: file["sha256"] for name, file in files.items()}}
+    content["values"] = {name: texts for name, texts in values.items() if name != "sources"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def total(splits: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
@@ -136,8 +136,8 @@ def check_sizes(folder: Path, files: dict[str, dict]) -> None:
     for name, file in files.items():
         found = (folder / name).stat().st_size if (folder / name).exists() else None
         if found != file["bytes"]:
-            said = "is missing" if found is None else f"has {found} bytes, the manifest says {file['bytes']}"
-            raise UserError(f"corpus {folder}: {name} {said}; copy the corpus again or rerun prepare")
+            problem = "is missing" if found is None else f"has {found} bytes, the manifest says {file['bytes']}"
+            raise UserError(f"corpus {folder}: {name} {problem}; copy the corpus again or rerun prepare")
 
 
 def _checked(files: dict[str, dict]) -> dict[str, dict]:

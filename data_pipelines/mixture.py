@@ -146,7 +146,7 @@ class RowMixture(Mixture):
         cells = [divmod(cell, self.order.lanes) for cell in cells]
         slot = permute_each([self._network(of_lane, of_block) for of_block, of_lane in cells], which, place)
         blocks = [of_block for of_block, _ in cells]
-        before, after = (np.array([counts(self.weights, (of + at) * BLOCK) for of in blocks]) for at in (0, 1))
+        before, after = (np.array([counts(self.weights, (start + at) * BLOCK) for start in blocks]) for at in (0, 1))
         ends = np.cumsum(after - before, axis=1)  # a block's slots belong to its sources, one after the other
         source = (slot[:, None] >= ends[which]).sum(axis=1)
         number = before[which, source] + slot - (ends - after + before)[which, source]
@@ -166,7 +166,7 @@ class RowMixture(Mixture):
 
     def rows_before(self, step):
         block, place = divmod(step * self.rows, BLOCK)
-        before, after = (np.array(counts(self.weights, of * BLOCK)) for of in (block, block + 1))
+        before, after = (np.array(counts(self.weights, number * BLOCK)) for number in (block, block + 1))
         rows = self.order.lanes * before
         for lane in range(self.order.lanes if place else 0):
             slot = permute(*self._network(lane, block), np.arange(place))

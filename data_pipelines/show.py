@@ -52,8 +52,8 @@ def show_statistics(corpus: Corpus, tokenizer: Tokenizer, console: Console) -> N
     console.print(sizes)
     fields = ", ".join(f"{name} ({field.per})" for name, field in corpus.fields.items())
     console.print(f"parts: {len(corpus.parts):,}; fields: {fields}", markup=False, soft_wrap=True)
-    told = [prefix for stage in manifest.get("stages", ()) for prefix in stage["settings"].get("task_prefix", ())]
-    if prefixes := dict.fromkeys(filter(None, told)):
+    stored = [prefix for stage in manifest.get("stages", ()) for prefix in stage["settings"].get("task_prefix", ())]
+    if prefixes := dict.fromkeys(filter(None, stored)):
         console.print(f"inputs begin with: {', '.join(map(repr, prefixes))}", markup=False, soft_wrap=True)
     for name, field in corpus.fields.items():
         if field.values:
@@ -67,10 +67,10 @@ def show_statistics(corpus: Corpus, tokenizer: Tokenizer, console: Console) -> N
     tokens = sum(corpus.size(split)["tokens"] for split in SPLITS)
     frequency = corpus.token_counts()
     used = np.count_nonzero(frequency)
-    said = f"vocabulary {corpus.vocab_size:,}, of which {used:,} occur"
+    line = f"vocabulary {corpus.vocab_size:,}, of which {used:,} occur"
     if "unk" in corpus.special:
-        said += f"; {frequency[corpus.special['unk']] / max(frequency.sum(), 1):.3%} of the tokens are unknown"
-    console.print(said)
+        line += f"; {frequency[corpus.special['unk']] / max(frequency.sum(), 1):.3%} of the tokens are unknown"
+    console.print(line)
     characters = sum(part.entry.characters for part in corpus.parts)
     if characters:
         console.print(f"{characters / max(tokens, 1):.2f} characters per token")
@@ -181,5 +181,5 @@ def verify(options: Verify, console: Console) -> None:
     corpus = Corpus(options.corpus)
     corpus.verify()
     parts, size = len(corpus.parts), sum(file["bytes"] for part in corpus.parts for file in part.entry.files.values())
-    said = f"{corpus.source}: {parts} part{'s' * (parts > 1)}, {size / 1e6:,.1f} MB, as prepare wrote them"
-    console.print(said, markup=False, soft_wrap=True)
+    line = f"{corpus.source}: {parts} part{'s' * (parts > 1)}, {size / 1e6:,.1f} MB, as prepare wrote them"
+    console.print(line, markup=False, soft_wrap=True)

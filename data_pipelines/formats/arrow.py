@@ -32,10 +32,10 @@ def _data_files(source: Source) -> list[str]:
     splits = _json(f"{folder}/dataset_dict.json")
     if splits is not None:
         first = splits["splits"][0]
-        said = f"holds the splits {', '.join(splits['splits'])}; name one, as in arrow:{source.location}/{first}"
+        problem = f"holds the splits {', '.join(splits['splits'])}; name one, as in arrow:{source.location}/{first}"
     else:
-        said = "has no state.json; give a folder that a data set's save_to_disk wrote"
-    raise UserError(f"--source {source} {said}")
+        problem = "has no state.json; give a folder that a data set's save_to_disk wrote"
+    raise UserError(f"--source {source} {problem}")
 
 
 def _json(path: str) -> dict | None:

@@ -52,9 +52,9 @@ def _local(path: str) -> Found:
 
 
 def _remote(path: str, info: dict) -> Found:
-    told = next((info[name] for name in VERSIONS if info.get(name)), "")
-    told = told.timestamp() if isinstance(told, datetime) else told
-    return Found(path, info.get("size"), f"{told}-{info.get('size')}")
+    version = next((info[name] for name in VERSIONS if info.get(name)), "")
+    version = version.timestamp() if isinstance(version, datetime) else version
+    return Found(path, info.get("size"), f"{version}-{info.get('size')}")
 
 
 def find(source: Source, problems: Problems, exclude: Sequence[str] = (), suffixes: Sequence[str] = ()) -> list[Found]:
@@ -122,10 +122,10 @@ def _walk(root: str, problems: Problems, excluded: Sequence[PurePath]) -> Iterat
             continue
         for folder, folders, names in os.walk(start, onerror=_raise):
             seen.add(os.path.realpath(folder))
-            own = _place(folder) in excluded
+            is_excluded = _place(folder) in excluded
             unfinished = os.path.exists(os.path.join(folder, ".partial", "state.json"))
-            if own or unfinished or {"manifest.json", "tokenizer"} <= {*folders, *names}:
-                problems.note(OWN if own else CORPUS, folder)
+            if is_excluded or unfinished or {"manifest.json", "tokenizer"} <= {*folders, *names}:
+                problems.note(OWN if is_excluded else CORPUS, folder)
                 folders.clear()
                 continue
             hidden = [os.path.join(folder, name) for name in (*folders, *names) if name.startswith(".")]

@@ -42,7 +42,7 @@ def _aligned(source: Source, pair: tuple[Found, Found]) -> Iterator[Range]:
     first, second = pair
     size = first.text_size + second.text_size
     whole = files.uncut(first)._replace(size=size, other=Other(second.path, 0, None, second.version))
-    if any(is_compressed(one.path) or one.size is None for one in pair) or size <= source.shard:
+    if any(is_compressed(file.path) or file.size is None for file in pair) or size <= source.shard:
         yield whole
         return
     cuts, others, count, other_count = [(0, 0)], [0], 0, 0  # (lines before it, byte) of the first, byte of the second

@@ -38,11 +38,11 @@ def parse(
         raise UserError(f"--source {spec}: write {kind}:{form}")
     known = {field.name for field in fields(FORMATS[kind].options)}
     options = FORMATS[kind].options(**{name: value for name, value in settings.items() if name in known})
-    has = FORMATS[kind].values
-    for value in values if has is not None else ():
-        if value.field and value.field not in has:
-            said = f"has no such field but {', '.join(has)}" if has else "has no fields"
-            raise UserError(f"{value.option} {value.field}: --source {spec} {said}; leave it out")
+    field_names = FORMATS[kind].values
+    for value in values if field_names is not None else ():
+        if value.field and value.field not in field_names:
+            problem = f"has no such field but {', '.join(field_names)}" if field_names else "has no fields"
+            raise UserError(f"{value.option} {value.field}: --source {spec} {problem}; leave it out")
     segments, languages = FORMATS[kind].segments(options), language.split(",")
     if again := [name for at, name in enumerate(segments) if name in segments[:at]]:
         raise UserError(f"--field {again[0]}: is given twice, but each is a separate segment; give it once")

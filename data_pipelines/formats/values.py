@@ -51,12 +51,12 @@ def kept(document: Document, values: tuple[Value, ...], where: str, problems: Pr
     UserError for a value that is not among the known ones."""
     found = {}
     for name, kind, field, known, _ in values:
-        has = document.values.get(field) if field else known[0]
-        found[name] = _read(has, kind)
+        value = document.values.get(field) if field else known[0]
+        found[name] = _read(value, kind)
         if known and found[name] not in known:
             raise UserError(
-                f"{printable(where)}: its {field} is {printable(str(has))!r}, which no --code names; the nearest is "
-                f"{nearest(str(has), known)!r}: give --code for each code that occurs"
+                f"{printable(where)}: its {field} is {printable(str(value))!r}, which no --code names; the nearest is "
+                f"{nearest(str(value), known)!r}: give --code for each code that occurs"
             )
         if found[name] is None:
             found[name] = WITHOUT.get(kind, "")

@@ -59,8 +59,8 @@ def _run(runner: str, runner_options: Sequence[str], build) -> None:
         with apache_beam.Pipeline(options=options) as pipeline:
             build(pipeline)
     except Exception as error:  # every runner wraps its workers' errors differently
-        said = [line for line in str(error).splitlines() if line.strip()]
-        raise UserError(f"--runner {runner}: {said[-1] if said else type(error).__name__}; {AGAIN}") from error
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        raise UserError(f"--runner {runner}: {lines[-1] if lines else type(error).__name__}; {AGAIN}") from error
 
 
 def _make(out: str, number: int) -> int:
@@ -76,8 +76,8 @@ def _make(out: str, number: int) -> int:
 def _open(out: str) -> Work:
     place = cloud.place(out)
     state = partial.read_state(place)
-    if said := partial.differences(state.versions, partial.versions(state.settings["steps"])):
-        raise UserError(f"on a worker {'; '.join(said)}: install the versions of constraints-beam.txt on workers")
+    if differing := partial.differences(state.versions, partial.versions(state.settings["steps"])):
+        raise UserError(f"on a worker {'; '.join(differing)}: install the versions of constraints-beam.txt on workers")
     return open_work(place, state, sources_of(state.settings))
 
 

@@ -100,10 +100,10 @@ def _leave(out: Path, manifest: dict, console: Console, come_since: int = 0) -> 
     state = partial.read_state(out)
     if state is None or state.base != manifest["fingerprint"]:
         partial.remove(out)
-    said = "nothing to do"
+    status = "nothing to do"
     if come_since:
-        said = f"source files that are not in it: {come_since}; add them with --append"
-    console.print(f"{printable(str(out))} is already finished; {said}", markup=False, soft_wrap=True)
+        status = f"source files that are not in it: {come_since}; add them with --append"
+    console.print(f"{printable(str(out))} is already finished; {status}", markup=False, soft_wrap=True)
     return manifest
 
 
@@ -221,21 +221,21 @@ def faults(out: PurePath, processes: int) -> Iterator[None]:
 
 def _explained(error: OSError, out: PurePath) -> UserError:
     """Return the error for a full disk, a place that refuses access, or a fault that may pass, each with its cure."""
-    said = (error.strerror or str(error) or type(error).__name__).strip()
+    text = (error.strerror or str(error) or type(error).__name__).strip()
     where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
     if (reason := cloud.refusal(error)) is not None and not error.errno:
         return (PassingError if cloud.may_pass(error) else UserError)(f"{where or out}: {reason}")
     if error.errno in FULL:
-        return UserError(f"--out {out}: cannot write there ({said}); free space or choose another directory; {AGAIN}")
+        return UserError(f"--out {out}: cannot write there ({text}); free space or choose another directory; {AGAIN}")
     ours = not os.path.dirname(where) or _inside(where, out)  # a bare name: in a folder that is being removed
     if error.errno in GONE and ours:
-        return PassingError(f"{where or out}: {said}; if another process makes the same corpus, wait for it; {AGAIN}")
+        return PassingError(f"{where or out}: {text}; if another process makes the same corpus, wait for it; {AGAIN}")
     if error.errno in REFUSED and not ours:
-        return UserError(f"--source: cannot read {where} ({said}); make it readable or leave it out")
+        return UserError(f"--source: cannot read {where} ({text}); make it readable or leave it out")
     if error.errno in REFUSED:
         cure = f"make it writable or choose another directory; {AGAIN}"
-        return UserError(f"--out {out}: cannot write there ({said}); {cure}")
-    return PassingError(f"{where or out}: reading or writing failed ({said}), which may pass; {AGAIN}")
+        return UserError(f"--out {out}: cannot write there ({text}); {cure}")
+    return PassingError(f"{where or out}: reading or writing failed ({text}), which may pass; {AGAIN}")
 
 
 def _inside(path: str, out: PurePath) -> bool:

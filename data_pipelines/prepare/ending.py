@@ -70,11 +70,11 @@ def _check_text(work: Work, state: partial.State, before: dict | None, summaries
     problems = Problems()
     for summary in summaries:
         problems.merge(summary["counts"])
-    said = "; ".join(f"{seen['count']} {problem}, first {seen['first']}" for problem, seen in problems.items())
+    reasons = "; ".join(f"{seen['count']} {problem}, first {seen['first']}" for problem, seen in problems.items())
     partial.remove(work.out)
     for folder in [work.out / "parts"] if before is None else partial.parts_from(work.out, work.plan.first):
         cloud.remove_folder(folder)
-    raise UserError(f"--source {' '.join(state.settings['source'])}: no documents with text ({said or 'no text'})")
+    raise UserError(f"--source {' '.join(state.settings['source'])}: no documents with text ({reasons or 'no text'})")
 
 
 def _described(work: Work, state: partial.State, before: dict | None) -> dict:

@@ -133,10 +133,10 @@ def settings(options: Prepare) -> dict:
         raise UserError(f"--end-of-text: a trained {options.tokenizer} tokenizer already ends documents; leave it out")
     check_steps(options.steps)
     share(options)
-    said = {name: value for name, value in dataclasses.asdict(options).items() if name not in MEANS}
-    said |= {"language": languages(options), "field": options.field or ("text",), "sentinels": sentinels(options)}
+    result = {name: value for name, value in dataclasses.asdict(options).items() if name not in MEANS}
+    result |= {"language": languages(options), "field": options.field or ("text",), "sentinels": sentinels(options)}
     values_of(options)
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in result.items()}
 
 
 def sentinels(options: Prepare) -> int:
@@ -169,8 +169,8 @@ def languages(options: Prepare) -> tuple[str, ...]:
 def _of_each(option: str, values: Sequence, sources: int) -> list:
     """Return an option's value for each source: one value for all, or one for each, in order."""
     if len(values) not in (1, sources):
-        said = " ".join(f"--{option} {value}" for value in values)
-        raise UserError(f"{said}: {len(values)} for {sources} sources; give one, or one for each --source")
+        listed = " ".join(f"--{option} {value}" for value in values)
+        raise UserError(f"{listed}: {len(values)} for {sources} sources; give one, or one for each --source")
     return [*values] if len(values) == sources else [*values] * sources
 
 
@@ -205,11 +205,11 @@ def sources_of(settings: dict) -> tuple[Source, ...]:
     kept |= {name: settings.get(name) for name in ("code_field", "prefix")}
     of_each = values_of(Prepare(tuple(settings["source"]), Path(), **kept))
     prefixes = _of_each("task-prefix", settings.get("task_prefix") or [""], len(settings["source"]))
-    told = zip(settings["source"], settings["language"], of_each, prefixes, strict=True)
+    specs = zip(settings["source"], settings["language"], of_each, prefixes, strict=True)
     choices |= {"fields": tuple(settings["field"]), "unit": settings["part_size"] * MIB}
     return tuple(
         parse(spec, language, values=of_source, task_prefix=prefix, **choices)
-        for spec, language, of_source, prefix in told
+        for spec, language, of_source, prefix in specs
     )
 
 

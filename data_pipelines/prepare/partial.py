@@ -51,10 +51,10 @@ def read_state(out: Path) -> State | None:
     file = out / FOLDER / "state.json"
     damaged = UserError(f"{file} is damaged; delete {file.parent} and start the same command again")
     try:
-        said = json.loads(file.read_bytes())
-        if said["sha256"] != digest(said["state"]):
+        stored = json.loads(file.read_bytes())
+        if stored["sha256"] != digest(stored["state"]):
             raise damaged
-        state = State(**said["state"])
+        state = State(**stored["state"])
         return state._replace(plan=plans.of_json(state.plan))
     except FileNotFoundError:
         return None
@@ -62,14 +62,14 @@ def read_state(out: Path) -> State | None:
         raise damaged from error
 
 
-def digest(said: object) -> str:
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+def digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def begin(out: Path, state: State) -> State:
     """Store the state, unless another process was faster. Returns the state that is then stored."""
-    said = state._asdict() | {"plan": state.plan._asdict()}
-    write_new(out / FOLDER / "state.json", json.dumps({"state": said, "sha256": digest(said)}).encode())
+    stored = state._asdict() | {"plan": state.plan._asdict()}
+    write_new(out / FOLDER / "state.json", json.dumps({"state": stored, "sha256": digest(stored)}).encode())
     return read_state(out)
 
 
@@ -119,21 +119,21 @@ def workroom(out: Path) -> tempfile.TemporaryDirectory:
 def check(out: Path, state: State, now: State) -> None:
     """Raise UserError if an unfinished corpus was begun with other settings, libraries or sources than now."""
     begun, anew = f"--out {out} is unfinished", f"or delete {out / FOLDER if state.base else out} to start over"
-    if said := changes(state.settings, now.settings):
-        raise UserError(f"{begun}, and was begun with other settings: {said}; use those, {anew}")
+    if differing := changes(state.settings, now.settings):
+        raise UserError(f"{begun}, and was begun with other settings: {differing}; use those, {anew}")
     if state.base != now.base:
         how = "with" if state.base else "without"
         raise UserError(f"{begun}, and was begun {how} --append; finish that command, {anew}")
-    if said := differences(state.versions, now.versions):
+    if differing := differences(state.versions, now.versions):
         known = [name for name in LIBRARIES if name in state.versions and state.versions[name] != now.versions[name]]
         named = " ".join(f"{name}=={state.versions[name]}" for name in known)
         # Other versions change with Python or with this program
         mend = f"pip install {named}" if named else "use the Python and the commit that began it"
-        raise UserError(f"{begun}, and since it began {'; '.join(said)}: {mend}, {anew}")
+        raise UserError(f"{begun}, and since it began {'; '.join(differing)}: {mend}, {anew}")
     before, plan = state.plan, now.plan
     if (before.hash, before.first) != (plan.hash, plan.first):
-        said = plans.changed(before.files(), plan.files()) or "they are cut differently"
-        raise UserError(f"{begun}, and its sources have changed since it began ({said}): restore them, {anew}")
+        differing = plans.changed(before.files(), plan.files()) or "they are cut differently"
+        raise UserError(f"{begun}, and its sources have changed since it began ({differing}): restore them, {anew}")
 
 
 def changes(old: dict, new: dict) -> str:

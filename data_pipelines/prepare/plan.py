@@ -53,11 +53,11 @@ class Plan(NamedTuple):
         return hashlib.sha256(json.dumps(self.parts).encode()).hexdigest()
 
 
-def of_json(said: dict) -> Plan:
+def of_json(stored: dict) -> Plan:
     """Return the plan whose `_asdict` was stored as JSON."""
     piece = lambda values: Range(*values[:-1], values[-1] and Other(*values[-1]))
-    parts = tuple(tuple(tuple(map(piece, unit)) for unit in part) for part in said["parts"])
-    return Plan(parts, said["first"], said["problems"])
+    parts = tuple(tuple(tuple(map(piece, unit)) for unit in part) for part in stored["parts"])
+    return Plan(parts, stored["first"], stored["problems"])
 
 
 def size(unit: tuple[Range, ...]) -> int:
@@ -83,11 +83,11 @@ def cut(units: list[tuple[Range, ...]], part_size: int, first: int = 0, problems
 
 def changed(before: dict[str, str], now: dict[str, str]) -> str:
     """Return which files differ, as 'a.txt has changed, b.txt is gone'; '' if none does."""
-    said = [f"{path} is gone" for path in before if path not in now]
-    said += [f"{path} has changed" for path in before if path in now and before[path] != now[path]]
-    said += [f"{path} is new" for path in now if path not in before]
-    more = f" and {len(said) - SAID} more" if len(said) > SAID else ""
-    return ", ".join(said[:SAID]) + more
+    differing = [f"{path} is gone" for path in before if path not in now]
+    differing += [f"{path} has changed" for path in before if path in now and before[path] != now[path]]
+    differing += [f"{path} is new" for path in now if path not in before]
+    more = f" and {len(differing) - SAID} more" if len(differing) > SAID else ""
+    return ", ".join(differing[:SAID]) + more
 
 
 def kept_at(out: Path, plan_hash: str) -> Path:

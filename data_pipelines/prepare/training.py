@@ -77,15 +77,15 @@ def _words(
 
 
 def _values(sources: tuple[Source, ...], name: str, stretch: Stretch) -> Counter:
-    pieces = (document for one in stretch.ranges for document in read(sources[one.source], one, Problems()))
+    pieces = (document for part in stretch.ranges for document in read(sources[part.source], part, Problems()))
     return Counter(check_values(name, Counter(piece.values[name] for piece in pieces)))
 
 
 def sum_of(counts: Iterable[Mapping[str, int]]) -> Counter:
     """Return the sum of counts."""
     sums = Counter()
-    for some in counts:
-        sums.update(some)
+    for count in counts:
+        sums.update(count)
     return sums
 
 

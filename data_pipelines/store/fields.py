@@ -29,9 +29,9 @@ class Field(NamedTuple):
     prefix: bool = False
 
     def to_json(self) -> dict:
-        said = {"dtype": self.dtype, "shape": list(self.shape), "per": self.per, "kept": self.kept}
-        said |= {} if self.values is None else {"values": list(self.values)}
-        return said | ({"prefix": True} if self.prefix else {})
+        result = {"dtype": self.dtype, "shape": list(self.shape), "per": self.per, "kept": self.kept}
+        result |= {} if self.values is None else {"values": list(self.values)}
+        return result | ({"prefix": True} if self.prefix else {})
 
     @classmethod
     def of_json(cls, said: dict) -> "Field":

@@ -64,16 +64,16 @@ def beside(folder: Path) -> Path:
 def read_summary(folder: Path, hashed: bool = False) -> dict:
     """Return the summary of a part or of a unit. Raises UserError if it is damaged, or if a file has another size or,
     with `hashed`, other content; FileNotFoundError if there is none."""
-    said = f"is not what was written; delete {folder} and start the command again"
+    problem = f"is not what was written; delete {folder} and start the command again"
     try:
         summary = json.loads((folder / SUMMARY).read_text("utf-8"))
         files = {name: (file["bytes"], file["sha256"]) for name, file in summary["files"].items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{folder}: {SUMMARY} {said}") from error
+        raise UserError(f"{folder}: {SUMMARY} {problem}") from error
     for name, (size, digest) in files.items():
         place = folder / name
         if not place.is_file() or place.stat().st_size != size or hashed and _described(place)["sha256"] != digest:
-            raise UserError(f"{folder}: {name} {said}")
+            raise UserError(f"{folder}: {name} {problem}")
     return summary
 
 

@@ -111,22 +111,24 @@ def manifest_of(
     counts = Problems()
     for part in parts:
         counts.merge(part["counts"])
-    said = {"fingerprint": fingerprint(manifest, [part["fingerprint"] for part in parts]), "history": history}
-    return manifest | said | described | {"counts": counts}
+    identity = {"fingerprint": fingerprint(manifest, [part["fingerprint"] for part in parts]), "history": history}
+    return manifest | identity | described | {"counts": counts}
 
 
 def check_added(before: dict, fields: dict[str, Field]) -> None:
     """Raise UserError if text with these fields cannot be added to the corpus with the manifest `before`."""
-    old, new = ({name: field._replace(values=None) for name, field in of.items()} for of in (fields_of(before), fields))
+    old, new = (
+        {name: field._replace(values=None) for name, field in each.items()} for each in (fields_of(before), fields)
+    )
     if CODE in old.keys() - new.keys():
         known = fields_of(before)[CODE].values
         raise UserError(f"--append: the corpus has control codes; give --code too, as in --code {known[0]}")
-    said = [f"{name} only in the corpus" for name in old if name not in new]
-    said += [f"{name} only in these sources" for name in new if name not in old]
-    said += [f"{name} differ" for name in old if name in new and old[name] != new[name]]
-    if said:
+    differing = [f"{name} only in the corpus" for name in old if name not in new]
+    differing += [f"{name} only in these sources" for name in new if name not in old]
+    differing += [f"{name} differ" for name in old if name in new and old[name] != new[name]]
+    if differing:
         raise UserError(
-            f"--append: these sources have other fields than the corpus ({', '.join(said)}); prepare them into "
+            f"--append: these sources have other fields than the corpus ({', '.join(differing)}); prepare them into "
             "another --out, and train on a mixture"
         )
 

@@ -49,9 +49,9 @@ def write_part(folder: Path, units: list[Path], job: Job) -> dict:
     """
     if (folder / SUMMARY).exists():
         return read_summary(folder)
-    documents, numbered, said = _documents(units, job)
+    documents, numbered, sums = _documents(units, job)
     held = choose_held(documents.rows["hash"], documents.tokens, job.heldout, job.parts)
-    documents, held = _with_end_held(documents, held, units, job, said["counts"])
+    documents, held = _with_end_held(documents, held, units, job, sums["counts"])
     temporary = beside(folder)
     sizes = {
         name: _write_split(temporary / name, documents, chosen, units, job, numbered)
@@ -62,7 +62,7 @@ def write_part(folder: Path, units: list[Path], job: Job) -> dict:
         counts += np.bincount(tokens[at : at + CHUNK], minlength=job.vocab_size)
     np.save(temporary / "train" / "token_counts.npy", counts)
     files = describe_files(temporary, "*/*.npy")
-    summary = {"fingerprint": part_fingerprint(files, said["values"]), "splits": sizes, **said, "files": files}
+    summary = {"fingerprint": part_fingerprint(files, sums["values"]), "splits": sizes, **sums, "files": files}
     write_json(temporary / SUMMARY, summary)
     put(temporary, folder)
     return summary
@@ -104,8 +104,8 @@ def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict[str, dict
     starts = np.append(documents["start"], sentences)
     starts[0] = 0  # sentences without tokens may come before
     values = {name: [] if job.fields[name].kept == TEXT else list(numbers) for name, numbers in numbered.items()}
-    said = {"characters": characters, "counts": problems, "values": values}
-    return Documents(starts, size, documents), numbered, said
+    sums = {"characters": characters, "counts": problems, "values": values}
+    return Documents(starts, size, documents), numbered, sums
 
 
 def _with_end_held(documents: Documents, held: np.ndarray, folders: list[Path], job: Job, problems: Problems):

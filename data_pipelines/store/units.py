@@ -85,8 +85,8 @@ class UnitFiles:
         for file in self.files.values():
             file.close()
         np.save(self._place("documents"), np.concatenate(self.documents))
-        said = {"characters": characters, "problems": problems, "paths": paths, "values": values}
-        write_json(self.temporary / SUMMARY, said | {"files": describe_files(self.temporary, "*.npy")})
+        summary = {"characters": characters, "problems": problems, "paths": paths, "values": values}
+        write_json(self.temporary / SUMMARY, summary | {"files": describe_files(self.temporary, "*.npy")})
         put_folder(self.temporary, self.folder)
 
 

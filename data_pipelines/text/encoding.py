@@ -106,15 +106,17 @@ class Encoder:
         at = begin[texts_at[text]] + np.concatenate([np.zeros(0, np.int64), *places])
         run = np.searchsorted(begin, at, "right") - 1
         offset = at - begin[run]
-        told, inside = self._sort(runs, run, offset)
+        measured, inside = self._sort(runs, run, offset)
         index = np.fromiter(map(self.table.__getitem__, runs), np.int64, len(runs))
         spans = self._learn([runs[run[place]] for place in inside])
         count = self.count[index]
         first = _bounds(count)
         tokens = self.flat[np.repeat(self.start[index] - first[:-1], count) + np.arange(first[-1])]
         ended, straddled = first[run], np.zeros(len(at), bool)
-        if self.widths is not None and len(told):
-            ended[told], straddled[told] = self._measure(tokens, first, "".join(texts), begin, run[told], at[told])
+        if self.widths is not None and len(measured):
+            ended[measured], straddled[measured] = self._measure(
+                tokens, first, "".join(texts), begin, run[measured], at[measured]
+            )
         for place in inside:
             more, straddled[place] = _place(spans[runs[run[place]]], offset[place])
             ended[place] += more
@@ -137,15 +139,15 @@ class Encoder:
         later = np.flatnonzero(offset)
         if self.runs is BYTES:
             return later, []
-        told, inside, plain = [], [], {}
+        measured, inside, plain = [], [], {}
         for place in later.tolist():
             where = runs[run[place]]
             if where not in plain:
                 plain[where] = self.lead.match(where).end(), self.safe is not None and self.safe.fullmatch(where)
             lead, safe = plain[where]
             if offset[place] > lead:
-                (told if safe else inside).append(place)
-        return np.array(told, np.int64), inside
+                (measured if safe else inside).append(place)
+        return np.array(measured, np.int64), inside
 
     def _measure(self, tokens, first, text: str, begin, run, at) -> tuple[np.ndarray, np.ndarray]:
         """Return, for each place `at` of all texts, how many tokens end at or before it, and whether one straddles it.
@@ -291,15 +293,15 @@ def _reading(written: dict) -> tuple[re.Pattern | None, np.ndarray | None, np.nd
         runs, begins = BYTES, lambda token: token.startswith(BYTE_SPACES)
     else:
         return None, None, None
-    return runs, begins and _told(written, begins), ends and _told(written, ends)
+    return runs, begins and _by_token(written, begins), ends and _by_token(written, ends)
 
 
-def _told(written: dict, about: Callable[[str], bool | int]) -> np.ndarray:
+def _by_token(written: dict, about: Callable[[str], bool | int]) -> np.ndarray:
     """Return `about` of each token, [vocab]; 0 for added tokens."""
     ids, added = _ids(written["model"]), [token["id"] for token in written["added_tokens"]]
-    told = np.zeros(1 + max([*ids.values(), *added]), type(about("")))
-    told[[*ids.values()]] = [*map(about, ids)]
-    return told
+    values = np.zeros(1 + max([*ids.values(), *added]), type(about("")))
+    values[[*ids.values()]] = [*map(about, ids)]
+    return values
 
 
 def _ids(model: dict) -> dict[str, int]:
@@ -319,7 +321,7 @@ def _widths(written: dict, runs: re.Pattern | None) -> tuple[np.ndarray | None, 
     pattern of the runs in which these widths locate the end of a piece: runs of known characters that normalise to a
     single one. Otherwise None."""
     if runs is BYTES:
-        return _told(written, len), None
+        return _by_token(written, len), None
     if runs is not SPACED or METASPACE not in _steps(written["pre_tokenizer"], "pretokenizers"):
         return None, None
     vocab = _ids(written["model"])
@@ -328,7 +330,7 @@ def _widths(written: dict, runs: re.Pattern | None) -> tuple[np.ndarray | None, 
     changes = _steps(written["normalizer"], "normalizers")
     together = "".join(change["pattern"]["String"] for change in changes if change["type"] == "Replace")
     safe = [c for c in PLAIN if len(normal[c]) == 1 and normal[c] in vocab and c not in together]
-    return _told(written, len), re.compile(f"[{SPACE}]*[{re.escape(''.join(safe))}]*") if safe else None
+    return _by_token(written, len), re.compile(f"[{SPACE}]*[{re.escape(''.join(safe))}]*") if safe else None
 
 
 def _steps(part: dict | None, inside: str) -> list[dict]:

@@ -66,16 +66,18 @@ def check(special: Mapping[str, int], name: str, values: Iterable[str], whose: s
     known = [found.removeprefix(role_of(name, "")) for found in special if found.startswith(role_of(name, ""))]
     for value in values:
         if value not in known:
-            said = f"the nearest one is {nearest(value, known)!r}" if known else "it has none"
-            raise UserError(f"{'--code' if name == CODE else name} {value}: is not a {name} of {whose}; {said}")
+            hint = f"the nearest one is {nearest(value, known)!r}" if known else "it has none"
+            raise UserError(f"{'--code' if name == CODE else name} {value}: is not a {name} of {whose}; {hint}")
 
 
 def token(made: Made, code: str) -> int:
     """Return the token of a code in a run's tokenizer: a token that was added for values, else one of the vocabulary,
     as `found` looks it up. Raises UserError, naming the nearest code, if there is none."""
     tokens = made.tokenizer.get_added_tokens_decoder().items()
-    others = {role_of(CODE, one.content): at for at, one in tokens if one.special and at not in made.special.values()}
-    codes = [one for one in others if not re.fullmatch(r"\[\w+:.*\]", one.removeprefix(role_of(CODE, "")))]
+    others = {
+        role_of(CODE, entry.content): at for at, entry in tokens if entry.special and at not in made.special.values()
+    }
+    codes = [entry for entry in others if not re.fullmatch(r"\[\w+:.*\]", entry.removeprefix(role_of(CODE, "")))]
     if role_of(CODE, code) not in others and not codes:
         return found(made, [code]).special[role_of(CODE, code)]
     check(others, CODE, [code], "the run's tokenizer")

@@ -85,14 +85,14 @@ def _folder_config(folder: Path) -> tuple[dict[str, str], dict]:
     for file in ("config.json", "special_tokens_map.json", "tokenizer_config.json"):
         if (folder / file).exists():
             try:
-                said = json.loads((folder / file).read_text("utf-8"))
+                content = json.loads((folder / file).read_text("utf-8"))
             except ValueError as error:
                 raise UserError(f"--tokenizer {folder}: {file} is not JSON ({error}); restore it") from error
             if file == "config.json":
-                config = {name: said[name] for name in ("model_type", "tokenizer_class") if said.get(name)}
+                config = {name: content[name] for name in ("model_type", "tokenizer_class") if content.get(name)}
                 continue
-            config |= said
-            names |= names_in(said)
+            config |= content
+            names |= names_in(content)
     return names, config
 
 
