@@ -200,7 +200,7 @@ ERRORS = [
         lambda: PackedSentences(32, Masking(unit="phrases")),
         "objective.masking.unit='phrases': corpus .* has no field by token .*; use one of token, word_starts",
     ),
-    (lambda: Masking(ngrams=ALBERT), "masking.ngrams=.* but objective.masking.unit=token: n-grams are"),
+    (lambda: Masking(ngrams=ALBERT), "masking.ngrams=.* but objective.masking.unit=token: n-grams consist"),
 ]
 LACKING = [
     (SegmentPairs(32), "has no .*mask token"),

@@ -185,7 +185,7 @@ def test_parts_that_are_added_make_another_corpus_and_the_one_before_can_be_open
 def test_parts_of_another_meaning_are_not_added(tmp_path):
     before = finished(tmp_path / "c", [write_unit(tmp_path / "a", [[3]])], JOB).manifest
     check_added(before, JOB.fields)
-    with pytest.raises(UserError, match="--append: .* other fields than the corpus has .word_starts differ."):
+    with pytest.raises(UserError, match="--append: .* other fields than the corpus .word_starts differ."):
         check_added(before, planned(SOURCES, 1000, STORED))
     with pytest.raises(UserError, match="--append: .* other fields than .* .labels only in these sources."):
         check_added(before, JOB.fields | {"labels": Field("uint16")})

@@ -176,7 +176,7 @@ def test_a_document_in_pieces_and_in_units_has_the_values_of_its_beginning(tmp_p
         (["--values", "id", "--source", "text:README.md"], {"id": 1}, "--values id: --source text:README.md has no"),
         (["--values", "sex", "--source", "fasta:a"], {"sex": 1}, "--source fasta:a has no such field but id, descr"),
         (["--language", "en,de"], {}, "--language en,de: --source jsonl:"),
-        (["--language", "en,qq"], {}, "--language qq: not known"),
+        (["--language", "en,qq"], {}, "--language qq: is not known"),
     ],
 )
 def test_values_that_cannot_be_are_one_line(tmp_path, capsys, more, line, said):

@@ -35,7 +35,7 @@ def test_a_language_that_is_not_known_is_an_error_that_names_the_nearest():
         check_language(language)
     wrong = {"de-DE": "de", "zh_Hans": "zh", "english": "en", "EN": "en", "xx": ".*", "": ".*"}
     for language, nearest in wrong.items():
-        with pytest.raises(UserError, match=f"--language {language}: not known; the nearest is {nearest};"):
+        with pytest.raises(UserError, match=f"--language {language}: is not known; the nearest is {nearest};"):
             check_language(language)
 
 
