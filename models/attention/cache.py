@@ -1,4 +1,4 @@
-"""What a causal model keeps of the tokens that it has read, so that the next one costs one token's work."""
+"""The key-value cache of a causal model, so that the next token costs the work of one token."""
 
 import functools
 from typing import NamedTuple
@@ -16,12 +16,12 @@ from models.core.sharding import constrain
 class Cache(NamedTuple):
     """Keys and values of earlier tokens.
 
-    keys, values: [depth, batch, heads, places, head_dim], in the program's dtype; between calls of a model perhaps
-    tuples of the layers' own.
-    segments: i32[batch, places], those of the tokens there; 0 where there is padding or nothing yet.
-    filled: i32[], how many places the tokens read so far have taken, alike in all rows.
-    context: the same of a second sequence that the layers see, all of it; None without one. Where it has fewer rows,
-    as many rows of the cache, side by side, share each.
+    keys, values: [depth, batch, heads, places, head_dim], in the program's dtype; between calls of a model they may be
+    tuples with one array per layer.
+    segments: i32[batch, places], the segment of the token in each place; 0 for padding and for free places.
+    filled: i32[], the number of places taken so far, the same in all rows.
+    context: the cache of a second sequence (an encoder's output), which layers see as a whole; None without one. If it
+    has fewer rows than this cache, each of its rows serves an equal number of adjacent rows here.
     """
 
     keys: Array
@@ -32,14 +32,14 @@ class Cache(NamedTuple):
 
 
 def empty_cache(depth: int, batch: int, places: int, sizes: LayerSizes, dtype) -> Cache:
-    """A cache of nothing, with room for so many tokens in each row."""
+    """Return an empty cache with room for `places` tokens in each row."""
     shape = (depth, batch, sizes.heads, places, sizes.heads_width // sizes.heads)
-    nothing = constrain(jnp.zeros(shape, dtype), None, "batch", "heads", None, None)
-    return Cache(nothing, nothing, jnp.zeros((batch, places), jnp.int32), jnp.zeros((), jnp.int32))
+    zeros = constrain(jnp.zeros(shape, dtype), None, "batch", "heads", None, None)
+    return Cache(zeros, zeros, jnp.zeros((batch, places), jnp.int32), jnp.zeros((), jnp.int32))
 
 
 def has_room(cache: Cache, tokens: int) -> Array:
-    """bool[], whether so many more tokens have places; ValueError where it is known already that they have none."""
+    """Return bool[], whether `tokens` more tokens fit. Raises ValueError if tracing already shows that they do not."""
     places = cache.segments.shape[1]
     filled = 0 if isinstance(cache.filled, jax.core.Tracer) else int(cache.filled)
     if filled + tokens > places:
@@ -48,29 +48,32 @@ def has_room(cache: Cache, tokens: int) -> Array:
 
 
 def take(cache: Cache, rows: Array) -> Cache:
-    """The cache of rows i32[n] of another's, with its context as it is."""
-    of_rows = lambda array: jnp.take(array, rows, axis=-4)  # of all layers' array, or of each layer's own
-    keys, values = jax.tree.map(of_rows, (cache.keys, cache.values))
+    """Return the cache with the given rows, i32[n]; its context is unchanged."""
+    take_rows = lambda array: jnp.take(array, rows, axis=-4)  # from one array of all layers, or one array per layer
+    keys, values = jax.tree.map(take_rows, (cache.keys, cache.values))
     return cache._replace(keys=keys, values=values, segments=cache.segments[rows])
 
 
 def put(places: Array, new: Array, filled: Array, axis: int) -> Array:
-    """What fills an axis of places, with what is new from the first free one on."""
+    """Write `new` into `places` along an axis, from the first free place, `filled`, on."""
     return jax.lax.dynamic_update_slice_in_dim(places, new.astype(places.dtype), filled, axis)
 
 
 def _put_token(places: Array, new: Array, filled: Array) -> Array:
-    """`put` of one token in one row's [1, heads, places, head_dim]."""
+    """Do the same as `put` for one token of one row, [1, heads, places, head_dim]."""
     write = functools.partial(put, axis=2)
     on_cpu = functools.partial(cpu.behind_condition, write)
     return jax.lax.platform_dependent(places, new, filled, cpu=on_cpu, default=write)
 
 
 def seen(segments: Array, new: Array, filled: Array, bias: Array | None = None) -> Mask:
-    """Of tokens of these segments i32[batch, n], which have been put in a cache's i32[batch, places] after `filled`
-    others: they see the earlier ones and themselves.   bias: as of `Mask`."""
-    at = filled + jnp.arange(new.shape[1])
-    ranks, thresholds = jnp.arange(segments.shape[1]), at + 1
+    """Return the mask of new tokens, which see earlier tokens and themselves.
+
+    segments: i32[batch, places], of the cache with the new tokens.   new: i32[batch, n], segments of the new tokens,
+    which stand after `filled` others.   bias: as in `Mask`.
+    """
+    new_places = filled + jnp.arange(new.shape[1])
+    ranks, thresholds = jnp.arange(segments.shape[1]), new_places + 1
     alike = lambda numbers, like: jnp.broadcast_to(numbers, like.shape)
     return Mask(segments, alike(ranks, segments), alike(thresholds, new), queries=new, bias=bias)
 
@@ -78,25 +81,26 @@ def seen(segments: Array, new: Array, filled: Array, bias: Array | None = None) 
 def mix(
     q: Array, k: Array, v: Array, mask: Mask, filled: Array, state: tuple[Array, Array]
 ) -> tuple[Array, tuple[Array, Array]]:
-    """`plain.attention` without dropout for q, k, v [batch, n, heads, head_dim] of tokens after the `filled` ones of a
-    layer's cache.
+    """Compute `plain.attention` without dropout for q, k, v [batch, n, heads, head_dim] of tokens that follow the
+    `filled` ones in a layer's cache.
 
-    state: its keys and values [batch, heads, places, head_dim].   mask: `seen`.   -> (like q, the state with k and v).
+    state: the cached keys and values [batch, heads, places, head_dim].   mask: from `seen`.
+    -> (attended, like q; the state with k and v)
     """
     k, v = map(heads_first, (k, v))
-    # Put before they are read: only so does XLA write into the cache that is there, without a copy for every token.
+    # Write before reading: only then does XLA update the cache in place instead of copying it for every token.
     write = _put_token if (k.shape[0], k.shape[2]) == (1, 1) else functools.partial(put, axis=2)
     keys, values = (write(places, new, filled) for places, new in zip(state, (k, v), strict=True))
     return recall(q, keys, values, mask), (keys, values)
 
 
 def heads_first(x: Array) -> Array:
-    """[batch, n, heads, head_dim] -> [batch, heads, n, head_dim], as a cache has them."""
+    """[batch, n, heads, head_dim] -> [batch, heads, n, head_dim], the layout of the cache."""
     return constrain(x.swapaxes(1, 2), "batch", "heads", None, None)
 
 
 def recall(q: Array, keys: Array, values: Array, mask: Mask) -> Array:
-    """What q [batch, n, heads, head_dim] mixes of a layer's keys and values [batch, heads, places, head_dim]."""
+    """Attend from q [batch, n, heads, head_dim] to cached keys and values [batch, heads, places, head_dim]."""
     q = heads_first(q)
     scores = jnp.einsum("bhqd,bhkd->bhqk", q * q.shape[-1] ** -0.5, keys, preferred_element_type=jnp.float32)
     scores = scores if mask.bias is None else scores + mask.bias

@@ -1,4 +1,4 @@
-"""What GPT and the families of its form share: a config, the causal decoder with its softmax, and what is counted."""
+"""The causal decoder that GPT and similar families share: config, module, output logits, attention statistics."""
 
 import dataclasses
 
@@ -26,13 +26,13 @@ from models.core.sharding import constrain
 
 INPUTS = {
     **dict.fromkeys(("tokens", "segments"), Input(("length",))),
-    "positions": Input(("length",), required=False),  # else a token's position is its place in the row
+    "positions": Input(("length",), required=False),  # by default a token's position is its place in the row
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """Sizes and rates of a causal decoder; those of GPT-2 with 124M parameters."""
+    """Sizes and rates of a causal decoder; the defaults are those of GPT-2 with 124M parameters."""
 
     vocab_size: int = 50257  # without padding rows
     positions: int = 1024  # the longest sequence
@@ -45,7 +45,7 @@ class DecoderConfig:
     attention_dropout: float = 0.1  # of attention probabilities
     norm_epsilon: float = 1e-5  # added to the variance in norms
     init_std: float = 0.02  # of the random weights at the start
-    labels: tuple[str, ...] = ()  # what a head for a task tells apart
+    labels: tuple[str, ...] = ()  # classes of a task head
 
     def __post_init__(self):
         check_ranges(self, {"positions": COUNT}, "model.")
@@ -53,9 +53,9 @@ class DecoderConfig:
 
 
 class Decoder(WithHeads):
-    """Embeddings, layers in which tokens see themselves and earlier ones, and a softmax with the embeddings' weights.
+    """Embeddings, causal layers, and output logits whose table is the token embeddings.
 
-    pre_norm: whether norms stand before the blocks, and one after the last layer.
+    pre_norm: whether norms stand before the blocks, with one more after the last layer.
     """
 
     config: DecoderConfig
@@ -69,51 +69,53 @@ class Decoder(WithHeads):
         self.norm = Norm(c.norm_epsilon, self.program.compute, layer_sizes(c).norm) if self.pre_norm else None
 
     def embed(self, inputs: Inputs) -> Array:
-        """-> f32[rows, length, width], before dropout."""
+        """Return the embeddings f32[rows, length, width], before dropout."""
         return self.embeddings(inputs)
 
     def decode(self, inputs: Inputs, noise: Noise = None) -> Array:
-        """The trunk; noise u32[rows, 2] switches dropout on -> [rows, length, width].
+        """Run the trunk -> [rows, length, width]. Dropout is on if noise u32[rows, 2] is given.
 
-        A token sees the earlier ones of its segment, and itself.
+        A token sees itself and the earlier tokens of its segment.
         """
         x = dropout(self.embed(inputs), self.config.dropout, site(noise, 0)).astype(self.program.compute)
         return self.transform(x, Mask(inputs["segments"], causal=True), site(noise, 1))[0]
 
     def empty_cache(self, rows: int, places: int) -> Cache:
-        """A cache of nothing."""
+        """Return an empty cache."""
         return empty_cache(self.config.depth, rows, places, layer_sizes(self.config), self.program.compute)
 
     def begin(self, inputs: Inputs, room: int) -> tuple[Array, Cache]:
-        """As `advance` of the first tokens -> (hidden, a cache of them with room for so many more)."""
+        """Read the first tokens as `advance` does -> (hidden, a cache of them with room for `room` more)."""
         rows, places = inputs["segments"].shape
         return self.advance(inputs, self.empty_cache(rows, places + room))
 
     def take(self, cache: Cache, rows: Array) -> Cache:
-        """The cache of rows i32[n] of another's."""
+        """Return the cache with the given rows, i32[n]."""
         return caches.take(cache, rows)
 
     def advance(self, inputs: Inputs, cache: Cache) -> tuple[Array, Cache]:
-        """`decode` of tokens after those of a cache, of the rows' one segment or padding (0), without dropout.
+        """Run `decode` on tokens that follow the cached ones, without dropout -> (hidden [rows, n, width], the cache
+        with the new tokens).
 
-        `positions` say where tokens stand in their texts, by default at their places in the cache.
-        -> (hidden [rows, n, width], the cache with them). A cache without room for them is a ValueError; where only
-        the compiled program knows how full it is, all of hidden is nan.
+        A row has one segment, besides padding (0). `positions` are the tokens' positions in their texts, by default
+        their places in the cache. Raises ValueError if the cache has no room for the tokens; where only the compiled
+        program knows how full the cache is, all of hidden is NaN instead.
         """
-        segments, filled = caches.put(cache.segments, inputs["segments"], cache.filled, 1), cache.filled
-        tokens = inputs["segments"]
-        places = filled + jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        new, filled = inputs["segments"], cache.filled
+        segments = caches.put(cache.segments, new, filled, 1)
+        places = filled + jnp.broadcast_to(jnp.arange(new.shape[1]), new.shape)
         x = self.embed({"positions": places, **inputs}).astype(self.program.compute)
-        x = jnp.where(caches.has_room(cache, tokens.shape[1]), x, jnp.nan)
-        mask = caches.seen(segments, inputs["segments"], filled)
+        x = jnp.where(caches.has_room(cache, new.shape[1]), x, jnp.nan)
+        mask = caches.seen(segments, new, filled)
         x, (keys, values) = self.transform(x, (mask, filled), None, (cache.keys, cache.values))
         return x, Cache(keys, values, segments, filled + x.shape[1])
 
     @nn.compact
     def transform(self, x: Array, mask, noise: Noise, cached: tuple[Array, Array] | None = None):
-        """x [rows, length, width] -> (the same, what is cached with the keys and values of x, or None).
+        """Run the layers: x [rows, length, width] -> (the same shape, the cached keys and values with those of x, or
+        None without a cache).
 
-        mask: a Mask; where keys and values are cached, with how many places are filled.
+        mask: a Mask; with cached keys and values, (Mask, the number of filled places).
         """
         kind = TransformerLayer if cached is None else CachedTransformerLayer
         layer = kind(layer_sizes(self.config), self.program, pre_norm=self.pre_norm, parent=None)
@@ -121,26 +123,27 @@ class Decoder(WithHeads):
         return constrain(self.norm(x) if self.norm else x, "batch", None if cached else "length", None), new
 
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
-        """The factors of the next token's logits: hidden [rows, n, width], table f32[padded vocab, width], bias
-        f32[padded vocab], whose padding is -inf."""
+        """Return the factors of the next token's logits: hidden [rows, n, width], table f32[padded vocab, width], bias
+        f32[padded vocab], which is -inf for padding."""
         return hidden, self.embeddings.tokens, padding_bias(self.config.vocab_size)
 
     def token_logits(self, hidden: Array) -> Array:
-        """hidden [rows, n, width] -> the next token's logits, f32[rows * n, padded vocab]; padding rows are -inf."""
+        """Return the next token's logits f32[rows * n, padded vocab] for hidden [rows, n, width]; padding of the
+        vocabulary is -inf."""
         hidden, table, bias = self.softmax(hidden)
         return tied_logits(hidden.reshape(-1, hidden.shape[-1]), table, bias, len(table))
 
     def __call__(self, inputs: Inputs):
-        """All parts once, for initialisation."""
+        """Run every part once, for initialisation."""
         hidden = self.decode(inputs)
         return self.token_logits(hidden), self.apply_heads(hidden)
 
 
 def attentions(config: DecoderConfig, shape: Shape, memory: int) -> list[Attention]:
-    """For kernels: all layers."""
+    """Return the attentions that a kernel may compute: those of all layers."""
     return [attention_of(layer_sizes(config), shape.length, causal=True)]
 
 
 def seen(config: DecoderConfig, shape: Shape) -> float:
-    """The share of pairs that a causal mask shows, whatever documents a row holds."""
+    """Return the share of (query, key) pairs that a causal mask leaves visible; documents in a row are ignored."""
     return (shape.length + 1) / (2 * shape.length)

@@ -1,5 +1,5 @@
-"""What BERT and the families of its form share: a config, the encoder, what is counted of it, and how such a family is
-declared."""
+"""The encoder that BERT and similar families share: config, module, attention statistics, and a function that declares
+such a family."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -33,13 +33,13 @@ from models.core.ranges import check_ranges
 
 INPUTS = {
     **dict.fromkeys(("tokens", "types", "segments"), Input(("length",))),
-    "globals": Input(("globals",), required=False),  # of a sparse pattern, as `Mask` has them
+    "globals": Input(("globals",), required=False),  # of a sparse pattern, see `Mask.globals`
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
-    """Sizes and rates of an encoder; those of BERT-base."""
+    """Sizes and rates of an encoder; the defaults are those of BERT-base."""
 
     vocab_size: int = 30522  # without padding rows
     positions: int = 512  # the longest sequence
@@ -54,27 +54,27 @@ class EncoderConfig:
     norm_epsilon: float = 1e-12  # added to the variance in norms
     init_std: float = 0.02  # of the random weights at the start
     pattern: Pattern = Pattern()  # which keys a query sees
-    labels: tuple[str, ...] = ()  # what a head for a task tells apart
+    labels: tuple[str, ...] = ()  # classes of a task head
 
     def __post_init__(self):
         check_ranges(self, TABLES, "model.")
         check_encoder(self)
 
-    # What descendants have otherwise
-    projects: ClassVar[bool] = False  # whether a product leads from the embeddings to layers perhaps of another width
+    # Descendants override these.
+    projects: ClassVar[bool] = False  # whether a projection leads from embeddings to layers, which may differ in width
     global_projections: ClassVar[bool] = False  # whether global tokens have projections of their own
-    padding_positions: ClassVar[int] = 0  # the padding of this `Term`
+    padding_positions: ClassVar[int] = 0  # `padding` of the `Term` for positions
     shared_blocks: ClassVar[tuple[str, ...]] = ()  # blocks whose parameters layers share
-    groups: ClassVar[int] = 1  # of consecutive layers that do
+    groups: ClassVar[int] = 1  # into how many groups of consecutive layers that share parameters
 
     @property
     def embedding(self) -> int:
-        """The width of the embeddings."""
+        """Width of the embeddings."""
         return self.width
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """What is added to the embeddings of tokens."""
+        """The embeddings that are added to those of tokens."""
         positions = Term("positions", self.positions, "positions", by_place=True, padding=self.padding_positions)
         return positions, Term("types", self.types, "types")
 
@@ -89,26 +89,29 @@ class Encoder(WithHeads):
 
     @nn.compact
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
-        """The trunk; noise u32[rows, 2] switches dropout on -> [rows, length, width].
+        """Run the trunk -> [rows, length, width]. Dropout is on if noise u32[rows, 2] is given.
 
-        slots: i32[rows, n], positions to compute alone, as far as the mathematics allows -> [rows, n, width].
+        slots: i32[rows, n], the positions whose output is wanted -> [rows, n, width]; the last layer then computes no
+        others.
         """
         mask = Mask(inputs["segments"], globals=inputs.get("globals"))
         return encode(self, self.config, self.embeddings(inputs), mask, noise, self.program, slots)
 
     def __call__(self, inputs: Inputs):
-        """All parts once, for initialisation."""
+        """Run every part once, for initialisation."""
         return self.apply_heads(self.encode(inputs))
 
 
 def attentions(config: EncoderConfig, shape: Shape, memory: int) -> list[Attention]:
-    """For kernels: all layers; without a pattern all but the last, which is read at few positions."""
+    """Return the attentions that a kernel may compute: all layers; without a sparse pattern not the last one, which is
+    computed at few positions."""
     blocks = blocks_of(config.pattern, config.depth, config.heads, shape.length)
     return [attention_of(layer_sizes(config), shape.length, blocks=blocks)] * (config.depth > 1 or blocks is not None)
 
 
 def seen(config: EncoderConfig, shape: Shape) -> float:
-    """The share of pairs that a pattern names. Tokens that rows name as global are few, and are not counted."""
+    """Return the share of (query, key) pairs that the pattern leaves visible. Global tokens that rows name are few and
+    not counted."""
     return float(pairs(config.pattern, config.depth, config.heads, shape.length).mean()) / shape.length**2
 
 
@@ -127,11 +130,11 @@ def encoder_family(
     settings: Mapping[str, str | Converter] = MappingProxyType({}),
     **of_class: Any,
 ) -> Family:
-    """BERT or a descendant, with what differs from BERT.
+    """Declare the family of BERT or of a descendant, by its differences from BERT.
 
-    model_type: as its config.json says.   names: the prefix of its trunk's names there, if it is another.
-    decoder: the prefix of the masked-token head's last product, which is tied to the embeddings; '' without that head.
-    table: by default BERT's.   constants, fields, settings: beside BERT's.   of_class: further ones of `HuggingFace`.
+    model_type: in its config.json.   names: the prefix of its trunk's tensors, by default model_type.
+    decoder: the prefix of the masked-token head's output layer, which is tied to the embeddings; '' without that head.
+    table: by default BERT's.   constants, fields, settings: added to BERT's.   of_class: other fields of `HuggingFace`.
     """
     names = names or model_type
     tied = {
@@ -165,7 +168,7 @@ def encoder_family(
 
 
 def encoder_parameters(names: str, padding_positions: int = 0) -> list[Parameter]:
-    """Table rows of an `Encoder` as BERT and its descendants name them, after a prefix."""
+    """Return the parameter table of an `Encoder`.   names: the prefix of its Hugging Face tensors."""
     return [
         *embedding_parameters("embeddings", {"model": f"{names}.embeddings."}, padding_positions),
         *layer_parameters("layers", "model", names),

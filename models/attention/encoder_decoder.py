@@ -1,6 +1,6 @@
-"""An encoder, and beside it a decoder whose layers also see what the encoder gives (Vaswani et al. 2017, section 3.1).
+"""An encoder and a decoder with cross-attention to the encoder's output (Vaswani et al. 2017, section 3.1).
 
-Rows may hold several texts: tokens of the decoder see those of the encoder that have their segment.
+A row may hold several texts: a token of the decoder sees the tokens of the encoder that have its segment.
 """
 
 from typing import Any
@@ -33,8 +33,10 @@ INPUTS = {
 
 
 class DecoderLayer(TransformerLayer):
-    """A layer between whose blocks there is one that sees a second sequence; shared is the mask, that sequence [batch,
-    keys, width] and the mask of what is seen of it."""
+    """A layer with cross-attention to a second sequence between self-attention and feed-forward.
+
+    shared: (the mask of self-attention, the second sequence [batch, keys, width], the mask of cross-attention).
+    """
 
     def setup(self):
         super().setup()
@@ -43,33 +45,36 @@ class DecoderLayer(TransformerLayer):
     def __call__(
         self, x: Array, shared: tuple[Mask, Array, Mask], noise: Noise, state: None = None, slots: None = None
     ):
-        mask, context, of_context = shared
+        mask, context, cross_mask = shared
         x = self.attention(x, mask, noise)
-        x = self.cross_attention(x, of_context, site(noise, 5), context=context)
+        x = self.cross_attention(x, cross_mask, site(noise, 5), context=context)
         return self.feed_forward(x, noise, mask.axis), None
 
 
 class ContextLayer(DecoderLayer):
-    """x, unchanged, and the keys and values that a layer makes of a second sequence, which is all that is shared."""
+    """Returns x unchanged, and the keys and values of the layer's cross-attention.   shared: the second sequence."""
 
     def __call__(self, x: Array, shared: Array, noise: None, state: None = None, slots: None = None):
         return x, self.cross_attention.remembered(shared)
 
 
 class CachedDecoderLayer(DecoderLayer):
-    """With a cache: shared is its mask, how many places are filled and the mask of the second sequence; state the
-    cached keys and values and those of the second sequence -> (x, the cached ones with those of x)."""
+    """A `DecoderLayer` with a cache -> (x, the cached keys and values with those of x).
+
+    shared: (the cache's mask, the number of filled places, the mask of cross-attention).   state: (the cached keys and
+    values, those of the second sequence).
+    """
 
     def __call__(self, x: Array, shared: tuple[Mask, Array, Mask], noise: None, state, slots: None = None):
-        (mask, filled, of_context), (cached, context) = shared, state
+        (mask, filled, cross_mask), (cached, context) = shared, state
         x, new = self.attention.extend(x, mask, filled, cached)
-        return self.feed_forward(self.cross_attention.recall(x, of_context, context), noise, None), new
+        return self.feed_forward(self.cross_attention.recall(x, cross_mask, context), noise, None), new
 
 
 class Side(nn.Module):
-    """One of the two stacks; norms stand before the blocks, and one after the last layer.
+    """One of the two stacks; norms stand before the blocks, with one more after the last layer.
 
-    buckets: of the biases by distance.
+    buckets: of the relative position biases.
     """
 
     sizes: LayerSizes
@@ -84,26 +89,26 @@ class Side(nn.Module):
         self.distances = parameter(self, "distances", init, (self.buckets.number, sizes.heads))
 
     def mask(self, segments: Array, **how: bool) -> Mask:
-        """Of whole rows with segments i32[rows, n].   how: as of `Mask`."""
+        """Return the mask of whole rows with segments i32[rows, n].   how: as in `Mask`."""
         length = segments.shape[1]
         return Mask(segments, distances=row_bias(self.distances, length, length, self.buckets), **how)
 
     def cached_bias(self, queries: int, places: int, filled: Array) -> Array:
-        """What is added to the scores of tokens that follow those of a cache."""
+        """Return the position biases of tokens that follow the cached ones."""
         return next_bias(self.distances, queries, places, filled, self.buckets)
 
     @nn.compact
     def __call__(self, x: Array, shared: Any, noise: Noise, kind: type = TransformerLayer, states: Any = None):
-        """x [rows, n, width] -> (the same, what layers of this kind put out beside it)."""
+        """Run the layers: x [rows, n, width] -> (the same shape, what layers of this kind return besides x)."""
         layer = kind(self.sizes, self.program, pre_norm=True, parent=None)
         x, put_out = stack(self, [layer], self.depth, x, shared, noise, self.program, states=states)
         return self.norm(x), put_out
 
 
 class EncoderDecoder(nn.Module):
-    """Base of such families: a `setup` makes `encoder` and `decoder`, each a `Side`.
+    """Base class of encoder-decoder families, whose `setup` makes `encoder` and `decoder`, each a `Side`.
 
-    start: the token before the first one of a text that is written.
+    start: the decoder's token before the first token of a text.
     """
 
     config: Any
@@ -111,20 +116,21 @@ class EncoderDecoder(nn.Module):
     start: int = 0
 
     def embed(self, tokens: Array) -> Array:
-        """tokens i32[rows, n], or distributions of them, as of `token_rows` -> f32[rows, n, width], before dropout."""
+        """Embed tokens i32[rows, n], or distributions of tokens as in `token_rows` -> f32[rows, n, width], before
+        dropout."""
         raise NotImplementedError
 
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
-        """As of `Decoder`."""
+        """See `Decoder.softmax`."""
         raise NotImplementedError
 
     def encode(self, inputs: Inputs, noise: Noise = None) -> Array:
-        """The encoder; noise u32[rows, 2] switches dropout on -> [rows, length, width]."""
+        """Run the encoder -> [rows, length, width]. Dropout is on if noise u32[rows, 2] is given."""
         mask = self.encoder.mask(inputs["segments"])
         return self._side(self.encoder, inputs["tokens"], mask, mask.axis, noise)
 
     def decode_targets(self, inputs: Inputs, noise: Noise = None) -> Array:
-        """Both, the same -> [rows, target_length, width]: what the decoder knows at each of its tokens."""
+        """Run encoder and decoder -> the decoder's output [rows, target_length, width]; noise as in `encode`."""
         encoded, segments = self.encode(inputs, noise), inputs["decoder_segments"]
         mask = self.decoder.mask(segments, causal=True, whole=True)
         shared = mask, encoded, Mask(inputs["segments"], queries=segments, whole=True)
@@ -137,8 +143,8 @@ class EncoderDecoder(nn.Module):
         return constrain(dropout(x, rate, site(noise, 2)), "batch", axis, None)
 
     def begin(self, inputs: Inputs, room: int) -> tuple[Array, Cache]:
-        """Of texts that the encoder reads: (hidden of the token that begins what is written after them [rows, 1,
-        width], a cache with room for so many more)."""
+        """Encode texts and read the decoder's start token -> (its hidden [rows, 1, width], a cache with room for `room`
+        more tokens)."""
         encoded, rows, side = self.encode(inputs), len(inputs["tokens"]), self.decoder
         _, (keys, values) = side(encoded, encoded, None, ContextLayer)
         cache = empty_cache(side.depth, rows, 1 + room, side.sizes, self.program.compute)
@@ -148,7 +154,7 @@ class EncoderDecoder(nn.Module):
         return self.advance(first, cache._replace(context=context))
 
     def advance(self, inputs: Inputs, cache: Cache) -> tuple[Array, Cache]:
-        """Further tokens of the decoder -> (hidden [rows, n, width], the cache with them); as of `Decoder`."""
+        """Read more tokens of the decoder -> (hidden [rows, n, width], the cache with them); see `Decoder.advance`."""
         new, context = inputs["segments"], cache.context
         segments, filled = caches.put(cache.segments, new, cache.filled, 1), cache.filled
         mask = caches.seen(segments, new, filled, self.decoder.cached_bias(new.shape[1], segments.shape[1], filled))
@@ -160,22 +166,22 @@ class EncoderDecoder(nn.Module):
         return x, Cache(keys, values, segments, filled + new.shape[1], context)
 
     def take(self, cache: Cache, rows: Array) -> Cache:
-        """The cache of rows i32[n] of another's, each in the place of one that has read the same text: those of a text
-        stand side by side, and all texts have as many."""
+        """Return the cache with the given rows, i32[n]. Each must replace a row of the same text: a text's rows are
+        adjacent, and all texts have equally many."""
         return caches.take(cache, rows)
 
     def token_logits(self, hidden: Array) -> Array:
-        """As of `Decoder`."""
+        """See `Decoder.token_logits`."""
         hidden, table, bias = self.softmax(hidden)
         return tied_logits(hidden.reshape(-1, hidden.shape[-1]), table, bias, len(table))
 
     def __call__(self, inputs: Inputs):
-        """All parts once, for initialisation."""
+        """Run every part once, for initialisation."""
         return self.token_logits(self.decode_targets(inputs))
 
 
 def attentions(config: Any, shape: Shape, memory: int) -> list[Attention]:
-    """For kernels: the encoder's, the decoder's, and what that sees of the encoder."""
+    """Return the attentions that a kernel may compute: self-attention of encoder and decoder, and cross-attention."""
     sizes = layer_sizes(config)
     target = attention_of(sizes, shape.target_length)._replace(whole=True)
     within = attention_of(sizes, shape.length), target._replace(causal=True)
@@ -184,7 +190,7 @@ def attentions(config: Any, shape: Shape, memory: int) -> list[Attention]:
 
 
 def seen(config: Any, shape: Shape) -> float:
-    """The share of all pairs of both stacks that is left by the decoder's causal mask."""
+    """Return the share of the (query, key) pairs of both stacks that the decoder's causal mask leaves visible."""
     length, target = shape.length, shape.target_length
     others = config.depth * length**2 + config.decoder_depth * length * target
     causal = config.decoder_depth * target * (target + 1) / 2

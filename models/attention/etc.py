@@ -1,15 +1,15 @@
-"""Attention between a long input and global tokens beside it: ETC (Ainslie et al. 2020, arXiv:2004.08483, section 3),
-and with whole blocks for its window BigBird-ETC (Zaheer et al. 2020, arXiv:2007.14062, section 2).
+"""Attention between a long input and separate global tokens: ETC (Ainslie et al. 2020, arXiv:2004.08483, section 3),
+and, with a window of whole blocks, BigBird-ETC (Zaheer et al. 2020, arXiv:2007.14062, section 2).
 
-There are queries of two kinds. Each has near keys, those of its own kind, and far keys, those of the other:
+There are two kinds of queries. Each has near keys, which are of its own kind, and far keys, of the other kind:
 
     long tokens     near: the blocks around the query's own     far: all global tokens
     global tokens   near: all global tokens (one block)         far: all long tokens
 
-One softmax over both. To a score the query's product with a relative key is added (Shaw et al. 2018, section 3.2; keys
-alone, as in ETC), chosen by a label: of near keys the distance, clipped; of far keys whether the long token belongs to
-the global one. `dense` says it pair by pair, `blocked` computes the same in time and memory linear in the long input.
-There is no kernel: `blocked` is plain operations on every device.
+One softmax covers both. Each score gets the query's product with a relative key (Shaw et al. 2018, section 3.2; for
+keys only, as in ETC). A label chooses the relative key: for near keys the clipped distance, for far keys whether the
+long token belongs to the global one. `dense` is the definition, pair by pair; `blocked` computes the same in time and
+memory linear in the long input, with plain operations on every device. There is no kernel.
 """
 
 import functools
@@ -34,15 +34,17 @@ from models.core.program import Program, kept
 from models.core.sharding import constrain
 
 KINDS = ("long", "global")  # of queries, in this order everywhere
-FAR_LABELS = 2  # the last ones: belongs to it, belongs to another
+FAR_LABELS = 2  # the last labels: the long token belongs to the global one, or to another
 
 _product32 = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 class Operands(NamedTuple):
-    """What queries of one kind compute with, any float dtype: q [batch, n, heads, head_dim], keys and values of the n
-    near ones and of the m far ones alike; relative f32[labels, heads, head_dim], keys of the distances from -k to k,
-    of 'belongs to it' and of 'belongs to another'."""
+    """Inputs of attention for queries of one kind, any float dtype.
+
+    q: [batch, n, heads, head_dim].   near_*: [batch, n, heads, head_dim].   far_*: [batch, m, heads, head_dim].
+    relative: f32[labels, heads, head_dim], the relative keys of the distances from -k to k, then of `FAR_LABELS`.
+    """
 
     q: Array
     near_keys: Array
@@ -53,11 +55,11 @@ class Operands(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """Which keys queries of one kind see, and whose they are.
+    """Which keys queries of one kind see, and which tokens belong together.
 
-    near, far: i32[batch, n], i32[batch, m], segments; a query, which is a near one, sees the keys of its own.
+    near, far: i32[batch, n], i32[batch, m], segments; queries are the near tokens and see keys of their own segment.
     linked: bool[batch, n, m], whether the long token of a pair belongs to its global token.
-    block, window: near keys are seen of the query's block of so many tokens and of those around it, window in all.
+    block, window: a query sees the near keys of `window` blocks of `block` tokens, with its own block in the middle.
     """
 
     near: Array
@@ -68,10 +70,11 @@ class Sight(NamedTuple):
 
 
 class LongGlobalAttention(nn.Module):
-    """With its residual: x -> norm(x + dropout(output(attended))) for each kind of token, one norm for both.
+    """The attention block with its residual: x -> norm(x + dropout(output(attended))) for each kind of token, with one
+    norm for both.
 
     x: [batch, length, width] of the long tokens, [batch, globals, width] of the global ones. Each kind of query has its
-    own projections to q and to the output, and keys and values of its own of both kinds of token.
+    own projections: to q, to keys and values of each kind of token, and to the output.
     distance: k, beyond which distances are clipped.
     """
 
@@ -83,18 +86,18 @@ class LongGlobalAttention(nn.Module):
     def __call__(
         self, x: tuple[Array, Array], seen: tuple[Sight, Sight], noise: tuple[Noise, Noise], slots: Array | None = None
     ) -> tuple[Array, ...]:
-        """seen, noise: of each kind of query.   slots: i32[batch, n], long tokens that alone are computed, and no
-        global ones."""
+        """seen, noise: for each kind of query.   slots: i32[batch, n], the only long tokens to compute; then no global
+        tokens are computed."""
         sizes, program, width = self.sizes, self.program, x[0].shape[-1]
         sizes.check_usual("attention of long and global tokens")
         labels = 2 * self.distance + 1 + FAR_LABELS
         norm, computed = Norm(sizes.norm_epsilon, program.compute, name="norm"), []
 
-        def dense_layer(name, of):
-            return Dense(width, sizes.init_std, program.compute, name=name)(of)
+        def dense_layer(name, inputs):
+            return Dense(width, sizes.init_std, program.compute, name=name)(inputs)
 
-        def project(name, of):
-            return kept(dense_layer(name, of).reshape(*of.shape[:2], sizes.heads, -1))
+        def project(name, inputs):
+            return kept(dense_layer(name, inputs).reshape(*inputs.shape[:2], sizes.heads, -1))
 
         for near, far, near_x, far_x, sight, keys in zip(KINDS, KINDS[::-1], x, x[::-1], seen, noise, strict=True):
             relative = parameter(self, f"{near}_relative", nn.initializers.normal(sizes.init_std), (labels, width))
@@ -120,10 +123,10 @@ class LongGlobalAttention(nn.Module):
 
 
 def sights(segments: Array, global_segments: Array, global_of: Array, block: int, window: int) -> tuple[Sight, Sight]:
-    """Of the long tokens' queries and of the global ones'.
+    """Return what the long queries and the global queries see.
 
-    segments, global_segments: i32[batch, length], i32[batch, globals]; 0 is padding, seen by no other.
-    global_of: i32[batch, length], the number of the global token that each long one belongs to, -1 for none.
+    segments, global_segments: i32[batch, length], i32[batch, globals]; 0 is padding, which real tokens do not see.
+    global_of: i32[batch, length], the index of the global token that each long token belongs to, -1 for none.
     """
     linked = global_of[:, :, None] == jnp.arange(global_segments.shape[1])
     of_long = Sight(segments, global_segments, linked, block, window)
@@ -132,14 +135,14 @@ def sights(segments: Array, global_segments: Array, global_of: Array, block: int
 
 
 def dense(operands: Operands, sight: Sight, *, dropout_rate: float, noise: Noise) -> Array:
-    """The definition -> [batch, n, heads, head_dim]; softmax in float32.
+    """Compute attention by its definition -> [batch, n, heads, head_dim]; softmax in float32.
 
     dropout_rate: on the probabilities, drawn from `noise` (u32[batch, 2] or None).
     """
     n, heads, dtype = operands.q.shape[1], operands.q.shape[2], operands.q.dtype
     distances = operands.relative.shape[0] - FAR_LABELS
     position = jnp.arange(n)
-    first = (position // sight.block - sight.window // 2) * sight.block  # of the keys that each query's blocks have
+    first = (position // sight.block - sight.window // 2) * sight.block  # first key in each query's window of blocks
     column = position - first[:, None]
     near = (column >= 0) & (column < sight.window * sight.block) & (sight.near[:, :, None] == sight.near[:, None, :])
     seen = jnp.concatenate([near, sight.near[:, :, None] == sight.far[:, None, :]], axis=2)
@@ -164,12 +167,12 @@ def dense(operands: Operands, sight: Sight, *, dropout_rate: float, noise: Noise
 
 
 def blocked(operands: Operands, sight: Sight, *, dropout_rate: float, noise: Noise) -> Array:
-    """As `dense`, with the scores of seen near blocks alone: n * (window * block + m) of them."""
+    """Compute the same as `dense` from the visible blocks only: n * (window * block + m) scores for each head."""
     batch, n, heads, size = operands.q.shape
     block, number = sight.block, -(-n // sight.block)
     cut = lambda x, fill=0: _cut(x, number, block, 1, fill)
     around = lambda x, fill=0: _around(cut(x, fill), sight.window // 2, fill)
-    # A query's relative keys once, spread over the keys afterwards: few labels, many keys.
+    # One product for each query and label, spread over the keys afterwards: there are few labels and many keys.
     q = cut(operands.q * size**-0.5)
     by_label = contraction("bnqhd,rhd->bhnqr", q, operands.relative)
     of_near, (linked, other) = by_label[..., :-FAR_LABELS], jnp.split(by_label[..., -FAR_LABELS:], 2, axis=-1)
@@ -196,7 +199,8 @@ def blocked(operands: Operands, sight: Sight, *, dropout_rate: float, noise: Noi
 
 
 def _kept(heads: int, sight: Sight, rate: float, noise: Array) -> tuple[Array, Array]:
-    """What dropout leaves: bool[batch, heads, n, window * block], by place in the query's blocks, [.., n, m]."""
+    """Return what dropout keeps: bool[batch, heads, n, window * block], indexed by place in the query's window of
+    blocks, and bool[batch, heads, n, m]."""
     (_, n), m = sight.near.shape, sight.far.shape[1]
 
     def drawn(tag, keys):
@@ -206,7 +210,7 @@ def _kept(heads: int, sight: Sight, rate: float, noise: Array) -> tuple[Array, A
 
 
 def _cut(x: Array, number: int, block: int, axis: int, fill: int = 0) -> Array:
-    """Filled up to whole blocks along an axis, which becomes two: [..., number, block, ...]."""
+    """Pad an axis to whole blocks and split it in two: [..., number, block, ...]."""
     missing = [(0, 0)] * x.ndim
     missing[axis] = (0, number * block - x.shape[axis])
     filled = jnp.pad(x, missing, constant_values=fill)
@@ -214,18 +218,18 @@ def _cut(x: Array, number: int, block: int, axis: int, fill: int = 0) -> Array:
 
 
 def _around(x: Array, half: int, fill: int) -> Array:
-    """Blocks [batch, number, block, ...] -> each with its neighbours [batch, number, (2 half + 1) * block, ...]."""
+    """Join each block [batch, number, block, ...] with its neighbours -> [batch, number, (2 half + 1) * block, ...]."""
     number = x.shape[1]
     wide = jnp.pad(x, [(0, 0), (half, half), *[(0, 0)] * (x.ndim - 2)], constant_values=fill)
     return jnp.concatenate([wide[:, at : at + number] for at in range(2 * half + 1)], axis=2)
 
 
 def _by_distance(scores: Array, window: int) -> Array:
-    """Scores by clipped distance [..., block, 2 k + 1] -> by key of the window [..., block, window * block]."""
+    """Spread scores by clipped distance [..., block, 2 k + 1] over the window's keys [..., block, window * block]."""
     block, clip = scores.shape[-2], scores.shape[-1] // 2
     farthest = (window // 2 + 1) * block - 1
     reach = min(clip, farthest)
     scores = scores[..., clip - reach : clip + reach + 1]
-    # One distance more than there are: `shift` needs it.
+    # One distance more than exists, which `shift` requires.
     beyond = [(0, 0)] * (scores.ndim - 1) + [(farthest - reach, farthest - reach + 1)]
     return shift(jnp.pad(scores, beyond, mode="edge"), window * block)

@@ -1,4 +1,4 @@
-"""Global tokens with projections of their own (Beltagy et al. 2020, arXiv:2004.05150, section 3.1)."""
+"""Attention of global tokens with separate projections (Beltagy et al. 2020, arXiv:2004.05150, section 3.1)."""
 
 import dataclasses
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from models.core.sharding import constrain
 
 
 class GlobalWeights(NamedTuple):
-    """A layer's projections [width, heads * head_dim] for what global tokens see."""
+    """A layer's projections [width, heads * head_dim] for the attention of global tokens."""
 
     query: Affine
     key: Affine
@@ -29,9 +29,10 @@ class GlobalWeights(NamedTuple):
 
 
 class GlobalTokens(nn.Module):
-    """x and y [batch, length, width], what attention reads and gives -> y, with the global tokens' own in their places.
+    """Returns y with the outputs at global tokens replaced by those of their own attention.
 
-    They see all tokens of their segment. With slots i32[batch, n] y is of these positions alone.
+    x, y: [batch, length, width], input and output of the layer's attention; with slots i32[batch, n], y has these
+    positions only. A global token sees all tokens of its segment.
     """
 
     sizes: LayerSizes
@@ -50,7 +51,7 @@ class GlobalTokens(nn.Module):
         queries = affine(gather_positions(x, mask.globals), weights.query, compute)
         queries = queries.reshape(*mask.globals.shape, sizes.heads, -1)
         of_queries = chosen(dataclasses.replace(mask, blocks=None, globals=None), mask.globals)
-        # Where they are few, what projects all tokens costs more than what each head of theirs does with all widths.
+        # With few global tokens, projecting all tokens to keys and values would cost more than `folded`.
         form = folded if mask.globals.shape[1] * (sizes.heads - 1) < width else projected
         mixed = form(queries, x.astype(compute), weights, of_queries, sizes.attention_dropout, noise)
         attended = affine(mixed.reshape(*mask.globals.shape, -1), output, compute)
@@ -58,14 +59,14 @@ class GlobalTokens(nn.Module):
 
 
 def folded(queries: Array, x: Array, weights: GlobalWeights, mask: Mask, rate: float, noise: Noise) -> Array:
-    """What queries [batch, n, heads, head_dim] mix of x [batch, length, width] -> like queries.
+    """Attend from queries [batch, n, heads, head_dim] to x [batch, length, width] -> like queries.
 
-    Keys and values are never made: a query is projected back to x's width, and the mean of x to the values'. The keys'
-    bias adds the same to all scores of a query, which a softmax ignores.
+    Keys and values are never computed: each query is projected back to x's width, and the weighted mean of x to the
+    values' width. The bias of the keys adds the same to all scores of a query, which the softmax ignores.
     """
-    cut = lambda of: of.kernel.reshape(x.shape[-1], *queries.shape[2:])
+    cut = lambda projection: projection.kernel.reshape(x.shape[-1], *queries.shape[2:])
     back = contraction("bghd,whd->bhgw", queries * queries.shape[-1] ** -0.5, cut(weights.key))
-    # With x first: XLA:CPU would turn it round for the other order.
+    # x comes first: with the other order XLA:CPU would transpose it.
     scores = jnp.einsum("blw,bhgw->blhg", x, back.astype(x.dtype), preferred_element_type=jnp.float32)
     scores = constrain(jnp.moveaxis(scores, 1, 3), "batch", "heads", None, "length")
     seen = visible(mask)
@@ -79,6 +80,6 @@ def folded(queries: Array, x: Array, weights: GlobalWeights, mask: Mask, rate: f
 
 
 def projected(queries: Array, x: Array, weights: GlobalWeights, mask: Mask, rate: float, noise: Noise) -> Array:
-    """The same by keys and values of all tokens."""
-    made = lambda of: affine(x, of, x.dtype).reshape(*x.shape[:2], *queries.shape[2:])
-    return plain.attention(queries, made(weights.key), made(weights.value), mask, dropout_rate=rate, noise=noise)
+    """Compute the same as `folded` from keys and values of all tokens."""
+    project = lambda weights: affine(x, weights, x.dtype).reshape(*x.shape[:2], *queries.shape[2:])
+    return plain.attention(queries, project(weights.key), project(weights.value), mask, dropout_rate=rate, noise=noise)

@@ -1,6 +1,6 @@
-"""Where heads lie in the arrays that attention mixes, and the projections that write and read them there.
+"""Layouts of heads in the arrays that attention computes with, and the projections that write and read them.
 
-Every form of attention says which layout it takes; none of them projects.
+Every implementation of attention names its layout; none of them projects.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ LANES = 128  # numbers in a TPU register's row
 
 
 class Layout(NamedTuple):
-    """operands: (x [batch, n, in] of the queries, x [batch, length, in] of the keys, weights, heads, dtype) -> what is
-    mixed.   output: (what was mixed, the output's weights, dtype) -> [batch, n, width]."""
+    """operands: (x [batch, n, in] of the queries, x [batch, length, in] of the keys, weights, heads, dtype) -> the
+    inputs of `Mixing.mix`.   output: (its result, the output's weights, dtype) -> [batch, n, width]."""
 
     operands: Callable[[Array, Array, Projections, int, jnp.dtype], tuple[Array, ...]]
     output: Callable[[Array, Affine, jnp.dtype], Array]
@@ -29,8 +29,7 @@ class Layout(NamedTuple):
 class Mixing(NamedTuple):
     """One way to compute attention.
 
-    mix: (*operands, mask, *, dropout_rate, noise) -> the values, mixed by dropout(softmax(scores)); see
-    `plain.attention`.
+    mix: (*operands, mask, *, dropout_rate, noise) -> dropout(softmax(scores)) @ values; see `plain.attention`.
     """
 
     layout: Layout
@@ -38,14 +37,14 @@ class Mixing(NamedTuple):
 
 
 def _each(project: Callable[[Array, Affine, int, jnp.dtype], Array]) -> Callable[..., tuple[Array, ...]]:
-    """`Layout.operands`, queries, keys and values, each by a projection of its own."""
+    """Return `Layout.operands` that projects queries, keys and values separately."""
 
     def operands(x: Array, context: Array, weights: Projections, heads: int, dtype: jnp.dtype) -> tuple[Array, ...]:
-        made = []
-        for name, of in zip(Projections._fields, (x, context, context), strict=False):
+        projected = []
+        for name, inputs in zip(Projections._fields, (x, context, context), strict=False):
             with jax.named_scope(name):
-                made.append(kept(project(of, getattr(weights, name), heads, dtype)))
-        return tuple(made)
+                projected.append(kept(project(inputs, getattr(weights, name), heads, dtype)))
+        return tuple(projected)
 
     return operands
 
@@ -59,7 +58,8 @@ def _joined(mixed: Array, weights: Affine, dtype: jnp.dtype) -> Array:
 
 
 def _to_heads(x: Array, weights: Affine, heads: int, dtype: jnp.dtype) -> Array:
-    """XLA:TPU writes a product in this form at no cost; a transposition after it is a copy. So in `_from_heads`."""
+    """Project x to [batch, heads, length, head_dim]. XLA:TPU writes a product in this layout at no cost, whereas a
+    transposition after it is a copy; the same holds for `_from_heads`."""
     split = lambda array: array.reshape(*array.shape[:-1], heads, -1)
     y = contraction("blw,whd->bhld", x.astype(dtype), split(weights.kernel)).astype(dtype)
     return add_bias(y, None if weights.bias is None else split(weights.bias)[:, None, :])
@@ -71,27 +71,27 @@ def _from_heads(mixed: Array, weights: Affine, dtype: jnp.dtype) -> Array:
 
 
 def _products(x: Array, context: Array, weights: Projections, heads: int, dtype: jnp.dtype) -> tuple[tuple, tuple]:
-    """One product for queries, keys and values of the same x, or one for the keys and values of another; biases are
-    still to be added."""
+    """Compute one product for queries, keys and values of the same x, or one for queries and one for keys and values of
+    another context; return products and the biases still to be added."""
     parts = [(x, weights[:3])] if context is x else [(x, weights[:1]), (context, weights[1:3])]
     products, biases = [], []
-    for read, of in parts:
-        # Without the barrier XLA:TPU transposes activations to take its gradient apart.
-        kernel = jax.lax.optimization_barrier(interleaved(*(kernel for kernel, _ in of)))
-        products.append(kept(product(read.astype(dtype), kernel)))
-        biases.append(interleaved(*(jnp.zeros(w.shape[1:]) if bias is None else bias for w, bias in of)))
+    for inputs, affines in parts:
+        # Without the barrier XLA:TPU transposes activations to split the gradient of the joined kernel.
+        kernel = jax.lax.optimization_barrier(interleaved(*(kernel for kernel, _ in affines)))
+        products.append(kept(product(inputs.astype(dtype), kernel)))
+        biases.append(interleaved(*(jnp.zeros(w.shape[1:]) if bias is None else bias for w, bias in affines)))
     return tuple(products), tuple(biases)
 
 
 def _of_products(mixed: tuple[Array, Array], weights: Affine, dtype: jnp.dtype) -> Array:
-    """mixed: heads that fill lanes up may be behind it; and the same as it is `kept`."""
+    """mixed: (the attended values, perhaps followed by padding heads; the same marked as `kept`)."""
     mixed, held = (x[..., : len(weights.kernel)] for x in mixed)
     return affine(mixed, weights, dtype, held)
 
 
 def interleaved(*arrays: Array) -> Array:
-    """n of [..., width] -> [..., n * width], 128 columns of each in turns, filled up with zeros: heads that nobody
-    reads."""
+    """Interleave n arrays [..., width] -> [..., n * width], 128 columns of each in turn; the width is padded with zeros
+    to whole blocks of 128, which are heads that nothing reads."""
     leading, padding = arrays[0].shape[:-1], [(0, 0)] * (arrays[0].ndim - 1) + [(0, -arrays[0].shape[-1] % LANES)]
     blocks = [jnp.pad(x, padding).reshape(*leading, -1, LANES) for x in arrays]
     return jnp.stack(blocks, -2).reshape(*leading, -1)
@@ -100,4 +100,4 @@ def interleaved(*arrays: Array) -> Array:
 HEADS_APART = Layout(_each(_split), _joined)  # [batch, length, heads, head_dim]
 HEADS_BESIDE = Layout(_each(lambda x, weights, _, dtype: affine(x, weights, dtype)), affine)  # [batch, length, width]
 HEADS_FIRST = Layout(_each(_to_heads), _from_heads)  # [batch, heads, length, head_dim]
-INTERLEAVED = Layout(_products, _of_products)  # products and biases, as `row_attention.Operands` has them
+INTERLEAVED = Layout(_products, _of_products)  # products and biases, see `row_attention.Operands`

@@ -1,7 +1,7 @@
-"""Which keys a query sees, without a dense [batch, queries, keys] array: causal, prefix, permutation and packed rows.
+"""Structured attention masks (causal, prefix, permutation, packed rows), without a dense [batch, queries, keys] array.
 
-`visible` says it densely: for plain attention in both forms, for cuDNN's, which takes masks in no other way, and for
-tests. No other kernel makes such an array.
+`visible` makes the dense array for plain attention in both forms, for cuDNN, which takes no other masks, and for tests;
+no other kernel needs it.
 """
 
 import dataclasses
@@ -15,33 +15,32 @@ from models.attention.patterns.blocks import Blocks, counts
 from models.blocks.positions import gather_positions
 from models.core.sharding import constrain
 
-PAIRS = "query_key_pairs"  # scope of the products of all queries with all keys, also where the mask hides a key
+PAIRS = "query_key_pairs"  # scope of the products of all queries with all keys, including pairs that the mask hides
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """A query sees a key where all that is given here lets it.
+    """A query sees a key if every condition below allows it. The output of queries that see nothing is zeros.
 
-    segments: i32[batch, keys]; a query sees the keys of its own; 0 is padding, seen by no real token.
+    segments: i32[batch, keys]; a query sees the keys of its own segment; 0 is padding, which real tokens do not see.
     ranks, thresholds: i32[batch, keys], i32[batch, queries] or None; a query sees the keys whose rank is below its
-        threshold. With positions for ranks: position + 1 is causal, the prefix's length for its own queries a prefix.
-    queries: i32[batch, queries], the queries' segments; None where the queries are the keys.
-    after: i32[batch, queries], of chosen queries: how many keys come after the one that each query is; None where the
-        queries are the last keys, all of them in turn.
-    blocks: of a sparse pattern, by which a query sees few blocks of keys; None where it sees all. The queries are then
-        the keys, all of them.
+        threshold. With positions as ranks, the threshold position + 1 gives a causal mask; the prefix's length, for
+        queries in the prefix, a prefix mask.
+    queries: i32[batch, queries], the queries' segments; None if the queries are the keys.
+    after: i32[batch, queries], for queries at chosen positions: how many keys come after each query's own key; None if
+        the queries are the last keys, in order.
+    blocks: of a sparse pattern, by which a query sees few blocks of keys, or None for full attention. With blocks the
+        queries are all of the keys.
     bias: f32[batch or 1, heads, queries, keys] or None, added to the scores.
-    distances: f32[heads, queries + keys - 1] or None, added to the scores of all rows by how far a key is from a query:
-        to those of query i and key j the number queries - 1 - i + j.
-    globals: i32[batch, n] or None; the positions of tokens that see all and that all see, whatever the blocks are;
-        -1 for none, no position twice.
+    distances: f32[heads, queries + keys - 1] or None, added to the scores of all rows by distance: the entry
+        queries - 1 - i + j to the score of query i and key j.
+    globals: i32[batch, n] or None, the positions of tokens that see all tokens and that all see, whatever the blocks;
+        -1 for none; no position twice.
     itself: whether queries see themselves whatever their rank.
-    globals_apart: whether something else gives what global tokens see, so that attention may give any numbers there.
-    causal: whether a query sees no key after itself; static, so that a kernel skips what nobody sees.
-    whole: whether queries are never cut over a mesh, as those of a short target are not.
-
-    Of queries that see nothing attention is zeros.
+    globals_apart: whether other code computes the output of global tokens, so that attention may return anything there.
+    causal: whether a query sees no key after itself; static, so that kernels skip hidden blocks.
+    whole: whether the mesh never cuts the queries, such as those of a short target.
     """
 
     segments: Array
@@ -65,7 +64,7 @@ class Mask:
 
     @property
     def blind(self) -> bool:
-        """Whether there may be queries that see nothing; others see themselves."""
+        """Whether some queries may see nothing; if not, every query sees at least itself."""
         return self.ranks is not None or (self.queries is not None and self.after is None)
 
     @property
@@ -75,12 +74,12 @@ class Mask:
 
     @property
     def axis(self) -> str | None:
-        """The name of the queries' axis for the mesh, None where they are not the whole length."""
+        """Logical axis of the queries for the mesh; None if they are not the whole length."""
         return "length" if self.after is None and not self.whole else None
 
 
 def chosen(mask: Mask, slots: Array) -> Mask:
-    """A whole row's mask for its queries at slots i32[batch, n] alone."""
+    """Reduce a whole row's mask to its queries at slots i32[batch, n]."""
     at = lambda array: None if array is None else gather_positions(array, slots)
     thresholds, queries = at(mask.thresholds), at(mask.query_segments)
     after, bias = mask.query_segments.shape[1] - 1 - slots, bias_of(mask)
@@ -90,7 +89,8 @@ def chosen(mask: Mask, slots: Array) -> Mask:
 
 
 def remembering(memory: Array, row: Mask) -> Mask:
-    """A row's mask whose keys are a memory of these segments i32[batch, memory], below all ranks, then the row's."""
+    """Extend a row's mask by a memory before the row's keys.   memory: i32[batch, memory], its segments; its ranks are
+    below all others."""
     lowest = jnp.full_like(memory, jnp.iinfo(jnp.int32).min)
     ranks = None if row.ranks is None else jnp.concatenate([lowest, row.ranks], axis=1)
     segments = jnp.concatenate([memory, row.segments], axis=1)
@@ -98,7 +98,7 @@ def remembering(memory: Array, row: Mask) -> Mask:
 
 
 def bias_of(mask: Mask) -> Array | None:
-    """What is added to the scores: f32[batch or 1, heads, queries, keys]."""
+    """Return the sum of all biases of the scores, f32[batch or 1, heads, queries, keys], or None."""
     if mask.distances is None:
         return mask.bias
     bias = constrain(by_key(mask.distances, mask.segments.shape[1]), None, "heads", mask.axis, None)
@@ -106,7 +106,7 @@ def bias_of(mask: Mask) -> Array | None:
 
 
 def visible(mask: Mask) -> Array:
-    """Which keys each query sees: bool[batch, heads or 1, queries, keys]."""
+    """Return which keys each query sees, bool[batch, heads or 1, queries, keys]."""
     of_queries = lambda array: jnp.expand_dims(array, (1, 3))
     of_keys = lambda array: jnp.expand_dims(array, (1, 2))
     seen = of_queries(mask.query_segments) == of_keys(mask.segments)
@@ -121,8 +121,8 @@ def visible(mask: Mask) -> Array:
 
 
 def times(mask: Mask) -> Array:
-    """How often a pattern's blocks and global tokens name each key for each query, whatever else the mask says:
-    i32[batch or 1, heads or 1, length, length]."""
+    """Return how often the pattern's blocks and global tokens name each key for each query, ignoring the rest of the
+    mask: i32[batch or 1, heads or 1, length, length]."""
     length = mask.segments.shape[1]
     named = counts(mask.blocks, length)[None]
     if mask.globals is None:
@@ -132,20 +132,20 @@ def times(mask: Mask) -> Array:
 
 
 def is_global(positions: Array, length: int) -> Array:
-    """Which tokens of a row `Mask.globals` names: bool[batch, length]."""
+    """Return which tokens of a row `Mask.globals` names, bool[batch, length]."""
     return (positions[:, :, None] == jnp.arange(length)).any(1)
 
 
 def only_of_seen(mixed: Array, seen: Array) -> Array:
-    """mixed [batch, queries, heads, head_dim], zeros where a query sees nothing.
+    """Set mixed [batch, queries, heads, head_dim] to zero where a query sees nothing.
 
-    Of no visible key a softmax makes equal shares of all, which would tell a prediction its own token.
+    Without a visible key, a softmax weights all keys equally, which would leak the token that is to be predicted.
     """
     return jnp.where(seen.any(axis=-1).swapaxes(1, 2)[..., None], mixed, 0)
 
 
 def _themselves(mask: Mask, compare) -> Array:
-    """bool[batch or 1, 1, queries, keys]: how a key's number compares with that of the key that a query is."""
+    """Compare each key's index with the index of the query's own key -> bool[batch or 1, 1, queries, keys]."""
     n, keys = mask.query_segments.shape[1], mask.segments.shape[1]
     positions = jnp.arange(keys - n, keys)[None] if mask.after is None else keys - 1 - mask.after
     return compare(jnp.arange(keys), positions[:, None, :, None])

@@ -1,4 +1,4 @@
-"""Multi-head attention with its weights."""
+"""The multi-head attention block with its weights."""
 
 import dataclasses
 
@@ -25,12 +25,14 @@ from models.core.sharding import constrain
 
 
 class MultiHeadAttention(nn.Module):
-    """With its residual: x, mask -> norm(x + dropout(attend(x))), or pre-norm x + dropout(attend(norm(x))).
+    """Attention with its residual: norm(x + dropout(attend(x))), or pre-norm x + dropout(attend(norm(x))).
 
-    With slots i32[batch, n], queries at those positions alone: [batch, length, width] -> [batch, n, width].
-    With a context [batch, keys, width of its own], x sees that, not itself; the mask has its keys, and x's queries.
-    global_projections: whether what global tokens see has projections of its own, see `GlobalTokens`.
-    Noise is drawn at the sites 1, 2 and, with these, 4: a layer with two of these modules gives each noise of its own.
+    With slots i32[batch, n], only these positions are queries: [batch, length, width] -> [batch, n, width].
+    With a context [batch, keys, its own width], x attends to it instead of itself; the mask has x's queries and the
+    context's keys.
+    global_projections: whether the attention of global tokens has separate projections, see `GlobalTokens`.
+    Noise is drawn at the sites 1, 2 and, for global projections, 4; a layer with two of these modules must give each a
+    different noise.
     """
 
     sizes: LayerSizes
@@ -40,7 +42,7 @@ class MultiHeadAttention(nn.Module):
 
     def setup(self):
         sizes = self.sizes
-        # A score without the usual scale begins as large as with it
+        # Without the usual scale, smaller initial weights give scores of the usual size.
         begin = None if sizes.scale is None else 1 / self._factor()
         self.query = Weights(sizes.heads_width, sizes.init_std, sizes.biases, begin)
         for name in ("key", "value"):
@@ -51,27 +53,27 @@ class MultiHeadAttention(nn.Module):
             setattr(self, "global", GlobalTokens(sizes, self.program))  # noqa: B010 (a keyword)
 
     def _factor(self) -> float:
-        """What makes queries for scores of the usual scale, which every way to attend has, those for `sizes.scale`."""
+        """The factor of queries that turns the usual scale, which every implementation applies, into `sizes.scale`."""
         return self.sizes.scale * (self.sizes.heads_width // self.sizes.heads) ** 0.5
 
     def _query(self) -> Affine:
         query = self.query(self.sizes.width)
         return query if self.sizes.scale is None else jax.tree.map(lambda array: array * self._factor(), query)
 
-    def _weights(self, read: int) -> Projections:
-        """read: the width of what keys and values are made of."""
-        return Projections(self._query(), self.key(read), self.value(read), self.output(self.sizes.heads_width))
+    def _weights(self, context_width: int) -> Projections:
+        key, value = self.key(context_width), self.value(context_width)
+        return Projections(self._query(), key, value, self.output(self.sizes.heads_width))
 
     def remembered(self, context: Array) -> tuple[Array, Array]:
-        """The keys and values of a second sequence [batch, keys, width], for `recall`."""
+        """Return the keys and values of a second sequence [batch, keys, width], for `recall`."""
         dtype, heads = self.program.compute, self.sizes.heads
-        made = (affine(context, of(context.shape[-1]), dtype) for of in (self.key, self.value))
-        return tuple(cache.heads_first(x.reshape(*x.shape[:2], heads, -1)) for x in made)
+        projected = (affine(context, weights(context.shape[-1]), dtype) for weights in (self.key, self.value))
+        return tuple(cache.heads_first(x.reshape(*x.shape[:2], heads, -1)) for x in projected)
 
     def recall(self, x: Array, mask: Mask, state: tuple[Array, Array]) -> Array:
-        """x that sees a second sequence by what is `remembered` of it -> like x.
+        """Attend from x to a second sequence by its `remembered` keys and values -> like x.
 
-        Rows of x that share one stand side by side, and their queries, the mask's, are those of one row.
+        Adjacent rows of x may share a second sequence; `mask.queries` then has the queries of all of them in one row.
         """
         residual, x = x, self.norm(x) if self.pre_norm else x
         dtype, sizes = self.program.compute, self.sizes
@@ -83,7 +85,7 @@ class MultiHeadAttention(nn.Module):
     def extend(
         self, x: Array, mask: Mask, filled: Array, state: tuple[Array, Array]
     ) -> tuple[Array, tuple[Array, Array]]:
-        """Of tokens after those of a cache, see `cache.mix` -> (like x, the cache with them)."""
+        """Attend from tokens that follow the cached ones, see `cache.mix` -> (like x, the cache with them)."""
         residual, x = x, self.norm(x) if self.pre_norm else x
         weights, dtype = self._weights(x.shape[-1]), self.program.compute
         mixed, new = cache.mix(*HEADS_APART.operands(x, x, weights, self.sizes.heads, dtype), mask, filled, state)
@@ -91,7 +93,7 @@ class MultiHeadAttention(nn.Module):
         return constrain(y if self.pre_norm else self.norm(y), "batch", None, None), new
 
     def shares(self, x: Array, mask: Mask) -> Array:
-        """How much of each key a query takes, for who looks inside: f32[batch, heads, queries, keys]."""
+        """Return the attention probabilities for inspection, f32[batch, heads, queries, keys]."""
         x = self.norm(x) if self.pre_norm else x
         q, k, _ = HEADS_APART.operands(x, x, self._weights(x.shape[-1]), self.sizes.heads, self.program.compute)
         return plain.shares(q, k, mask, visible(mask))
@@ -104,14 +106,14 @@ class MultiHeadAttention(nn.Module):
         if mask.queries is not None and (mask.blocks is not None or mask.causal):
             raise ValueError("queries of a second sequence have no sparse pattern and no causal order")
         residual, x = x, self.norm(x) if self.pre_norm else x
-        queries, read = x, x if context is None else context
-        sizes, dtype, weights = self.sizes, self.program.compute, self._weights(read.shape[-1])
+        queries, keys = x, x if context is None else context
+        sizes, dtype, weights = self.sizes, self.program.compute, self._weights(keys.shape[-1])
         if slots is not None and mask.blocks is None:  # too few queries for a kernel's blocks
             queries, seen, mixing = gather_positions(x, slots), chosen(mask, slots), plain.PLAIN
         else:
             seen = dataclasses.replace(mask, globals_apart=self.global_projections)
             mixing = self._mixing(x.shape[1], mask)
-        operands = mixing.layout.operands(queries, read, weights, sizes.heads, dtype)
+        operands = mixing.layout.operands(queries, keys, weights, sizes.heads, dtype)
         mixed = mixing.mix(*operands, seen, dropout_rate=sizes.attention_dropout, noise=site(noise, 1))
         if slots is not None:
             residual = gather_positions(residual, slots)
@@ -125,7 +127,7 @@ class MultiHeadAttention(nn.Module):
         return constrain(y if self.pre_norm else self.norm(y), "batch", axis, None)
 
     def _mixing(self, length: int, mask: Mask) -> Mixing:
-        """How whole rows attend."""
+        """Choose how whole rows attend."""
         named = self.program.attention
         if named in PLAIN:
             return plain_form(named, mask)
@@ -137,8 +139,8 @@ class MultiHeadAttention(nn.Module):
 
 
 def plain_form(named: str, mask: Mask) -> Mixing:
-    """The plain operations that a program's attention names for a mask: `plain.attention` or the same in blocks, which
-    add no bias to the scores."""
+    """Return the plain operations that a program's attention setting means for a mask: `plain.attention`, or the same
+    in blocks, which cannot add a bias to the scores."""
     if named == "blocked" and mask.blocks is not None and mask.biased:
         raise ValueError("attention blocked does not add a bias to the scores: use dense or xla")
     if mask.blocks is None or mask.biased or named == "dense":
@@ -155,7 +157,7 @@ def attention_of(
     blocks: Blocks | None = None,
     part: str = "",
 ) -> Attention:
-    """What a layer's attention asks of a kernel."""
+    """Describe a layer's attention for kernels."""
     of_layer = (length, sizes.heads_width, sizes.heads, sizes.attention_dropout)
     if blocks is not None:
         of_heads = lambda array: None if array is None else array.shape[-1:]

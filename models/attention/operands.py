@@ -1,4 +1,4 @@
-"""What attention computes with besides hidden states: the weights of a layer, and relative attention's arrays."""
+"""Inputs of attention besides hidden states: a layer's projections, and the arrays of relative attention."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from models.blocks.dense import Affine
 
 
 class Projections(NamedTuple):
-    """A layer's projections [width, heads * head_dim], the heads side by side, and from there back to the width."""
+    """A layer's projections [width, heads * head_dim], heads side by side; output is [heads * head_dim, width]."""
 
     query: Affine
     key: Affine
@@ -17,7 +17,7 @@ class Projections(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What queries attend to, heads side by side: k, v [batch, memory + length, width], r [batch or 1, distances,
+    """What queries attend to, heads side by side.   k, v: [batch, memory + length, width].   r: [batch or 1, distances,
     width], the keys of the distances."""
 
     k: Array
@@ -26,16 +26,16 @@ class Context(NamedTuple):
 
 
 class Types(NamedTuple):
-    """For the scores by types: i32[batch, n] of the queries, i32[batch, memory + length] of the keys."""
+    """Types for scores by type: i32[batch, n] of the queries, i32[batch, memory + length] of the keys."""
 
     queries: Array
     keys: Array
 
 
 class Biases(NamedTuple):
-    """What is added to a query for each kind of score, f32[heads * head_dim] each: u and v of Dai et al. 2019; for
-    types (Yang et al. 2019, section 2.5) also `type`, and `types` [2, heads * head_dim], the keys of 'same' and
-    'other'."""
+    """Biases of a query for each kind of score, f32[heads * head_dim] each: content and position are u and v of Dai et
+    al. 2019; `type` is for scores by type (Yang et al. 2019, section 2.5), whose keys for 'same' and 'other' type are
+    `types` [2, heads * head_dim]."""
 
     content: Array
     position: Array

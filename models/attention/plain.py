@@ -1,4 +1,4 @@
-"""Attention in plain operations, which run everywhere."""
+"""Attention by plain operations, which run on every platform."""
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +12,13 @@ from models.core.sharding import constrain
 
 
 def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, noise: Noise) -> Array:
-    """Scaled dot-product attention (Vaswani et al. 2017, equation 1) -> [batch, queries, heads, head_dim].
+    """Compute scaled dot-product attention (Vaswani et al. 2017, equation 1) -> [batch, queries, heads, head_dim].
 
     q: [batch, queries, heads, head_dim], k, v: [batch, length, heads, head_dim], any float dtype; softmax in float32.
     dropout_rate: on the probabilities, drawn from `noise` (u32[batch, 2] or None).
     """
     q = constrain(q, "batch", mask.axis, "heads", None)
-    # Each device's queries see all keys of their rows: with a cut length, that gathers keys and values.
+    # Each device's queries see all keys of their rows; if the mesh cuts rows, this gathers keys and values.
     k, v = (constrain(x, "batch", None, "heads", None) for x in (k, v))
     seen = visible(mask)
     probabilities = shares(q, k, mask, seen).astype(v.dtype)
@@ -31,13 +31,13 @@ def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, 
 
 
 def shares(q: Array, k: Array, mask: Mask, seen: Array) -> Array:
-    """The probabilities f32[batch, heads, queries, keys].   seen: `visible` of the mask."""
+    """Return the attention probabilities f32[batch, heads, queries, keys].   seen: from `visible`."""
     scale = q.shape[-1] ** -0.5
     with jax.named_scope(PAIRS):
         scores = jnp.einsum("bqhd,bkhd->bhqk", q * scale, k, preferred_element_type=jnp.float32)
     bias = bias_of(mask)
     scores = scores if bias is None else scores + bias
-    if mask.blocks is not None:  # a key that is seen twice has twice the share
+    if mask.blocks is not None:  # a key that is seen twice has twice the weight
         scores += jnp.log(jnp.maximum(times(mask), 1).astype(jnp.float32))
     return jax.nn.softmax(jnp.where(seen, scores, jnp.finfo(jnp.float32).min), axis=-1)
 

@@ -1,5 +1,5 @@
-"""Attention with relative positions and a memory (Dai et al. 2019, arXiv:1901.02860, section 3), and the blocks around
-it that Transformer-XL and XLNet share."""
+"""Attention with relative positions and a memory (Dai et al. 2019, arXiv:1901.02860, section 3), and the attention
+block that Transformer-XL and XLNet share."""
 
 import functools
 
@@ -25,22 +25,24 @@ from models.core.sharding import constrain
 
 
 def sinusoids(first: int, last: int, width: int) -> np.ndarray:
-    """f32[first - last + 1, width]: the encodings of the distances first, first - 1, ..., last; sines, then cosines."""
+    """Return the encodings of the distances first, first - 1, ..., last: f32[first - last + 1, width], sines, then
+    cosines."""
     frequencies = 10000.0 ** (-np.arange(0, width, 2) / width)
     angles = np.arange(first, last - 1, -1)[:, None] * frequencies
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1).astype(np.float32)
 
 
 def distance_table(table: np.ndarray, rate: float, noise: Noise) -> Array:
-    """A table [distances, width] after dropout, for each row its own: f32[batch or 1, distances, width]."""
+    """Apply dropout to a table [distances, width], separately for each row: f32[batch or 1, distances, width]."""
     rows = 1 if noise is None or rate == 0.0 else noise.shape[0]
     return dropout(jnp.broadcast_to(table, (rows, *table.shape)), rate, noise)
 
 
 def shift_to(starts: Array, scores: Array, keys: int) -> Array:
-    """`shift` for chosen queries: scores [batch, heads, n, distances]; the first key's number i32[batch, n] of each.
+    """Do the same as `shift` for chosen queries: scores [batch, heads, n, distances] -> [batch, heads, n, keys].
 
-    A gather: shifting by powers of two, which needs none, took 2 to 9 times as long on a CPU.
+    starts: i32[batch, n], the index of each query's first key among the distances. This is a gather; shifting by powers
+    of two, which needs none, took 2 to 9 times as long on a CPU.
     """
     numbers = starts[:, None, :, None] + jnp.arange(keys)
     return jnp.take_along_axis(scores, numbers, axis=-1, mode="clip")
@@ -57,21 +59,21 @@ def relative_attention(
     dropout_rate: float,
     noise: Noise,
 ) -> Array:
-    """Attention by content and by distance (Dai et al. 2019, section 3.3, terms a to d) -> like q.
+    """Compute attention by content and by distance (Dai et al. 2019, section 3.3, terms a to d) -> like q.
 
     q: [batch, n, width], heads side by side, any float dtype; softmax in float32.
-    types: None where scores have no part by types, like that of `biases`.
+    types: None if scores have no term by type; `biases` then has none either.
     dropout_rate: on the probabilities, drawn from `noise` (u32[batch, 2] or None).
     """
     split = lambda x: x.reshape(*x.shape[:-1], heads, -1)
     (k, v, r), axis, scale = map(split, context), mask.axis, split(q).shape[-1] ** -0.5
 
-    # In float32, so that the biases' gradients, sums over all rows, are too.
+    # In float32, so that the gradients of the biases, which are sums over all rows, are float32, too.
     def added(bias):
         return ((split(q).astype(jnp.float32) + split(bias)) * scale).astype(q.dtype)
 
     add = lambda bias: constrain(added(bias), "batch", axis, "heads", None)
-    # Each device's queries see all keys of their rows: with a cut length, that gathers keys and values.
+    # Each device's queries see all keys of their rows; if the mesh cuts rows, this gathers keys and values.
     k, v = (constrain(x, "batch", None, "heads", None) for x in (k, v))
     product32 = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     scores = product32("bqhd,bkhd->bhqk", add(biases.content), k)
@@ -106,17 +108,17 @@ class RelativeAttention(nn.Module):
         self.norm = Norm(sizes.norm_epsilon, dtype)
 
     def context(self, hidden: Array, table: Array) -> Context:
-        """hidden [batch, memory + length, width] and a table of distances [batch or 1, distances, width]."""
+        """Project hidden [batch, memory + length, width] and a table of distances [batch or 1, distances, width]."""
         return Context(*map(kept, (self.key(hidden), self.value(hidden), self.position(table))))
 
     def __call__(
         self, x: Array, context: Context, biases: Biases, mask: Mask, noise: Noise, types: Types | None = None
     ) -> Array:
-        """x [batch, n, width] -> norm(x + dropout(output(attend(x)))); see `relative_attention`."""
+        """Return norm(x + dropout(output(attend(x)))) for x [batch, n, width]; see `relative_attention`."""
         sizes = self.sizes
         sizes.check_usual("relative attention")
         if mask.biased:
-            raise ValueError("relative attention adds biases of its own to the scores: leave the mask's out")
+            raise ValueError("relative attention has its own biases of the scores: leave the mask's bias out")
         q, rate = kept(self.query(x)), sizes.attention_dropout
         attend = relative_attention
         if self.program.attention not in PLAIN:
@@ -128,7 +130,7 @@ class RelativeAttention(nn.Module):
 
 
 def attention_spec(q: Array, context: Context, mask: Mask, heads: int, dropout_rate: float) -> Attention:
-    """What a kernel is asked for with these queries [batch, n, width] to this context."""
+    """Describe, for kernels, the attention of queries [batch, n, width] to a context."""
     (_, n, width), keys, chosen = q.shape, context.k.shape[1], mask.after is not None
-    length = context.r.shape[1] - keys if chosen else n  # chosen queries find distances up to that of the row's end
+    length = context.r.shape[1] - keys if chosen else n  # the distances of chosen queries cover the whole row
     return Attention(length, width, heads, dropout_rate, keys - length, chosen, mask.causal, mask.ranks is not None)

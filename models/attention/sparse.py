@@ -1,7 +1,7 @@
-"""Attention by a sparse pattern's blocks in plain operations: time and memory are linear in the length, everywhere.
+"""Block-sparse attention by plain operations, on every platform; time and memory are linear in the length.
 
-What each block of queries reads (`near`, `columns`, `drawn`, `gathered`: arrays of keys) is apart from what it computes
-of that (`mix`). The definition, dense, is `plain.attention`; both draw the same dropout.
+`near`, `columns`, `drawn` and `gathered` collect the keys that each block of queries reads; `mix` computes attention to
+them. The dense definition is `plain.attention`; both draw the same dropout.
 """
 
 import dataclasses
@@ -25,13 +25,13 @@ from models.core.noise import bits_at, stays
 from models.core.parameters import Noise
 from models.core.sharding import current_rules
 
-BEYOND, HIDDEN = -1, -2  # segments of positions beyond the row's end, and of keys that nobody sees where they are read
+BEYOND, HIDDEN = -1, -2  # segments of positions beyond the row's end, and of keys that are read but not seen
 
 
 class Queries(NamedTuple):
-    """Arrays [batch, heads, blocks, queries, ...], or with 1 for batch or heads.
+    """Arrays [batch, heads, blocks, queries, ...]; batch or heads may be 1.
 
-    q: scaled.   segments, positions: in the row.   thresholds: of a mask with ranks.
+    q: scaled.   segments, positions: of the queries in the row.   thresholds: of a mask with ranks.
     """
 
     q: Array
@@ -41,10 +41,10 @@ class Queries(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Arrays [batch, heads, blocks, keys, ...], or with 1 for batch or heads, for blocks where all read the same.
+    """Arrays [batch, heads, blocks, keys, ...]; batch or heads may be 1, and blocks if all read the same keys.
 
-    segments: HIDDEN where a key is not seen.   ranks: of a mask that has them.
-    near: bool[heads or 1, 1, queries, keys], what a block sees of what it reads by offsets; None for all.
+    segments: HIDDEN for keys that are not seen.   ranks: of a mask that has them.
+    near: bool[heads or 1, 1, queries, keys], which keys at the offsets a block sees; None for all.
     """
 
     k: Array
@@ -56,8 +56,8 @@ class Keys(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """Dropout on probabilities. keys: u32[batch, 2].   shape: (heads, length, length) of whole rows.
-    heads: i32[heads], those that are here."""
+    """Dropout on probabilities.   keys: u32[batch, 2].   shape: (heads, length, length) of whole rows.
+    heads: i32[heads], the numbers of this device's heads."""
 
     rate: float
     keys: Array
@@ -66,18 +66,18 @@ class Draw(NamedTuple):
 
 
 def crossover(blocks: Blocks) -> int:
-    """In rows of more tokens `attention` is faster than the dense form: the pairs that it computes for each query, the
-    keys that one reads and its share of the whole rows that `blocks.rows` read.
+    """Return the length beyond which `attention` is faster than the dense form: the pairs that it computes for each
+    query, which are the keys that it reads and its share of the whole rows that `blocks.rows` read.
 
-    Measured on a CPU alone, BigBird's pattern (512 + 128 pairs) with width 768, forward and backward: of the dense
-    form's time rows of 512 take 1.25, of 640 1.06, of 768 0.58, of 1,024 0.39.
+    Measured only on a CPU, with BigBird's pattern (512 + 128 pairs) and width 768, forward and backward. Time relative
+    to the dense form: 1.25 for rows of 512 tokens, 1.06 for 640, 0.58 for 768, 0.39 for 1,024.
     """
     named = len(blocks.offsets) + len(blocks.columns) + len(blocks.rows) + blocks.drawn.shape[-1]
     return named * blocks.block
 
 
 def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, noise: Noise) -> Array:
-    """`plain.attention` of a mask with blocks -> [batch, length, heads, head_dim]; the same but for rounding."""
+    """Compute `plain.attention` of a mask with blocks -> [batch, length, heads, head_dim], the same up to rounding."""
     rules, heads = current_rules(), jnp.arange(q.shape[2])
     attend = functools.partial(_attend, rate=dropout_rate, shape=(q.shape[2], q.shape[1], q.shape[1]))
     operands = (q, k, v, mask, heads, noise if dropout_rate else None)
@@ -93,8 +93,8 @@ BLOCKED = Mixing(HEADS_APART, attention)
 
 
 def _mask_specs(mask: Mask, spec: PartitionSpec) -> Mask:
-    """How a mask's arrays are cut where queries [batch, length, heads, head_dim] are cut so: every device has what
-    says of whole rows who sees whom, which are few numbers, and its own queries' part of the tables."""
+    """Return how a mask's arrays are sharded if queries [batch, length, heads, head_dim] have this spec: each device
+    has the segments and ranks of its whole rows, which are small, and its own queries' part of the tables."""
     rows = lambda array: None if array is None else PartitionSpec(spec[0])
     heads = lambda array: spec[2] if array.shape[0] > 1 else None
     of_heads = lambda array: None if array is None else PartitionSpec(heads(array))
@@ -116,11 +116,11 @@ def _attend(
     rate: float,
     shape: tuple[int, int, int],
 ) -> Array:
-    """`attention` of the queries of a part of rows and of some heads, numbered `heads`."""
+    """Compute `attention` for the queries of a part of the rows and for some heads, whose numbers are `heads`."""
     blocks, length = mask.blocks, q.shape[1]
     draw = None if noise is None else Draw(rate, noise, shape, heads)
     queries, keys = cut(q, k, v, mask)
-    unique_keys = keys  # what is read once only is hidden where it is read besides
+    unique_keys = keys  # a key that is read in several ways must be seen only once
     if mask.globals is not None:
         at = _where(mask.globals, mask.segments.shape[1])
         is_global = jnp.zeros(mask.segments.shape, bool).at[at].set(True, mode="drop")
@@ -146,13 +146,14 @@ def _attend(
 
 
 def _where(positions: Array, length: int) -> tuple[Array, Array]:
-    """Indices of positions i32[batch, n] in [batch, length]; beyond it for -1, which would be the last, and others."""
+    """Return indices into [batch, length] of positions i32[batch, n]; negative ones, which would count from the end,
+    are out of bounds instead."""
     return jnp.arange(positions.shape[0])[:, None], jnp.where(positions < 0, length, positions)
 
 
 def cut(q: Array, k: Array, v: Array, mask: Mask) -> tuple[Queries, Keys]:
-    """q, k, v [batch, length, heads, head_dim] of a part as blocks, the others of whole rows; the last one is filled
-    up."""
+    """Cut q, k, v [batch, length, heads, head_dim] of a part, and the mask's arrays of whole rows, into blocks; the
+    last block is padded."""
     block = mask.blocks.block
     of_heads = lambda x: _cut(x.swapaxes(1, 2), block, 0)
     of_rows = lambda x, fill: None if x is None else _cut(x[:, None], block, fill)
@@ -162,14 +163,14 @@ def cut(q: Array, k: Array, v: Array, mask: Mask) -> tuple[Queries, Keys]:
 
 
 def _cut(x: Array, block: int, fill) -> Array:
-    """x [batch, heads, length, ...] -> [batch, heads, blocks, block, ...]."""
+    """Cut x [batch, heads, length, ...] into blocks [batch, heads, blocks, block, ...]."""
     short = -x.shape[2] % block
     x = jnp.pad(x, [(0, 0), (0, 0), (0, short)] + [(0, 0)] * (x.ndim - 3), constant_values=fill)
     return x.reshape(*x.shape[:2], -1, block, *x.shape[3:])
 
 
 def _read(tokens: Keys | Queries, of_parts: Callable, of_rows: Callable):
-    """The tokens that the first reads of q, k and v, which devices may have parts of, the other of whole rows."""
+    """Apply `of_parts` to q, k and v, of which a device may have a part, and `of_rows` to the arrays of whole rows."""
 
     def read(name, x):
         return x if x is None else of_parts(x) if name in ("q", "k", "v") else of_rows(x)
@@ -178,13 +179,13 @@ def _read(tokens: Keys | Queries, of_parts: Callable, of_rows: Callable):
 
 
 def of_part(tokens: Keys | Queries, part: Part):
-    """The tokens of a part alone."""
+    """Return the tokens of this part only."""
     number = tokens[0].shape[2]
     return _read(tokens, lambda x: x, lambda x: part.cut(x, number))
 
 
 def near(keys: Keys, blocks: Blocks, part: Part) -> Keys:
-    """What each block reads at the offsets, but for what it reads as columns."""
+    """Return the keys that each block reads at the offsets; those that it also reads as columns are hidden."""
     number, before, after = keys.k.shape[2], max(0, -blocks.offsets[0]), max(0, blocks.offsets[-1])
     is_column = jnp.isin(jnp.arange(keys.segments.shape[2]), jnp.array(blocks.columns, jnp.int32))[:, None]
     ends = lambda x: [(0, 0), (0, 0), (before, after)] + [(0, 0)] * (x.ndim - 3)
@@ -201,7 +202,8 @@ def near(keys: Keys, blocks: Blocks, part: Part) -> Keys:
 
 
 def _reached(blocks: Blocks) -> Array | None:
-    """Which keys at the offsets a block's queries see, alike for all blocks: bool[heads or 1, 1, block, keys]."""
+    """Return which keys at the offsets a block's queries see, the same for all blocks: bool[heads or 1, 1, block,
+    keys]."""
     if blocks.reach is None:
         return None
     queries = np.arange(blocks.block)
@@ -212,14 +214,14 @@ def _reached(blocks: Blocks) -> Array | None:
 
 
 def columns(tokens: Keys | Queries, numbers: tuple[int, ...], part: Part):
-    """The tokens of a few blocks, which all read, as one."""
+    """Join the tokens of a few blocks, which all queries read, into one block."""
     at = lambda x: jnp.concatenate([x[:, :, n : n + 1] for n in numbers], axis=3)
     taken = lambda x: exchange.blocks_at(x, numbers, part)
     return _read(tokens, lambda x: (y := taken(x)).reshape(*y.shape[:2], 1, -1, y.shape[-1]), at)
 
 
 def drawn(keys: Keys, blocks: Blocks, part: Part) -> Keys:
-    """What each block reads by a table of its own."""
+    """Return the keys that each block reads by `blocks.drawn`."""
     table = blocks.drawn
 
     def joined(x):
@@ -232,12 +234,12 @@ def drawn(keys: Keys, blocks: Blocks, part: Part) -> Keys:
 
 
 def whole(tokens: Keys | Queries):
-    """All tokens as one block."""
+    """Join all tokens into one block."""
     return jax.tree.map(lambda x: x.reshape(*x.shape[:2], 1, -1, *x.shape[4:]), tokens)
 
 
 def gathered(tokens: Keys | Queries, positions: Array, part: Part):
-    """The tokens at positions i32[batch, n] as one block; hidden where that is -1."""
+    """Collect the tokens at positions i32[batch, n] into one block; position -1 gives a hidden token."""
 
     def taken(x, part):
         return exchange.tokens_at(jnp.broadcast_to(x, (len(positions), *x.shape[1:])), positions, part)
@@ -247,9 +249,9 @@ def gathered(tokens: Keys | Queries, positions: Array, part: Part):
 
 
 def mix(queries: Queries, read: list[Keys], mask: Mask, draw: Draw | None, part: Part = WHOLE) -> Array:
-    """Softmax over all that queries read, and the sum of values -> like queries.q, in its dtype.
+    """Attend from queries to all keys that they read -> like queries.q, in its dtype.
 
-    part: where what is read is a part of what the queries see, which others' parts add to.
+    part: given if the keys are only this device's part of those that the queries see; the parts are then combined.
     """
     lowest = jnp.finfo(jnp.float32).min
     scores = [jnp.where(_seen(queries, keys, mask), _product(queries.q, keys.k, "k"), lowest) for keys in read]
@@ -267,22 +269,22 @@ def mix(queries: Queries, read: list[Keys], mask: Mask, draw: Draw | None, part:
     return mixed.astype(queries.q.dtype)
 
 
-def _product(x: Array, y: Array, of: str) -> Array:
-    """Scores of queries x and keys y ('k'), or probabilities x of values y ('v'), as float32."""
-    inner = {"k": "qd,{0}kd->{0}qk", "v": "qk,{0}kd->{0}qd"}[of]
+def _product(x: Array, y: Array, kind: str) -> Array:
+    """Multiply queries x with keys y (kind 'k'), or probabilities x with values y ('v') -> float32."""
+    inner = {"k": "qd,{0}kd->{0}qk", "v": "qk,{0}kd->{0}qd"}[kind]
 
     def multiply(lead, x, y):
         return jnp.einsum(lead + inner.format(lead), x, y, preferred_element_type=jnp.float32)
 
     if y.shape[2] > 1 or x.shape[2] == 1:
-        return multiply("bhn", x, y) if of == "k" else cpu.matmul(x, y)
-    # All queries as one matrix: XLA:CPU takes twice the time for one with two axes of rows.
+        return multiply("bhn", x, y) if kind == "k" else cpu.matmul(x, y)
+    # All queries as one matrix: with two axes of rows XLA:CPU takes twice the time.
     flat = multiply("bh", x.reshape(*x.shape[:2], -1, x.shape[-1]), y[:, :, 0])
     return flat.reshape(*x.shape[:-1], -1)
 
 
 def _seen(queries: Queries, keys: Keys, mask: Mask) -> Array:
-    """bool[batch or 1, heads or 1, blocks, queries, keys]."""
+    """Return which keys queries see: bool[batch or 1, heads or 1, blocks, queries, keys]."""
     of_queries = lambda array: array[..., :, None]
     of_keys = lambda array: array[..., None, :]
     seen = of_queries(queries.segments) == of_keys(keys.segments)
@@ -296,7 +298,7 @@ def _seen(queries: Queries, keys: Keys, mask: Mask) -> Array:
 
 
 def _dropped(weights: Array, queries: Queries, keys: Keys, draw: Draw) -> Array:
-    """`dropout` of the probabilities of whole rows, as far as they are here."""
+    """Apply the part of the whole rows' `dropout` that falls on these weights."""
     at = (draw.heads[:, None, None, None], queries.positions[..., :, None], keys.positions[..., None, :])
     at = [index[(None,) * (5 - index.ndim)] for index in at]
     kept = stays(bits_at(draw.keys, draw.shape, at), draw.rate)

@@ -1,5 +1,5 @@
-"""The layer of encoders and decoders (Vaswani et al. 2017, section 3.1), post-norm as there or pre-norm (Radford et
-al. 2019)."""
+"""The Transformer layer of encoders and decoders (Vaswani et al. 2017, section 3.1), post-norm as there or pre-norm
+(Radford et al. 2019)."""
 
 import dataclasses
 
@@ -20,11 +20,12 @@ from models.core.program import Program
 
 
 class TransformerLayer(nn.Module):
-    """x [batch, length, width] -> the same, or at slots i32[batch, n] alone; as `stack` calls it.
+    """A layer as `stack` calls it: x [batch, length, width] -> the same shape, or only the positions `slots` i32[batch,
+    n].
 
-    state: the blocks of the layer's sparse pattern, which the mask then has; None where it is dense.
-    pre_norm: whether the norms stand before the blocks; then the sum that leaves the last layer has none yet.
-    global_projections: as of `MultiHeadAttention`.
+    state: the blocks of the layer's sparse pattern, which are put into the mask; None for full attention.
+    pre_norm: whether the norms stand before the blocks; the output of the last layer then still needs a norm.
+    global_projections: as in `MultiHeadAttention`.
     """
 
     sizes: LayerSizes
@@ -45,8 +46,10 @@ class TransformerLayer(nn.Module):
 
 
 class CachedTransformerLayer(TransformerLayer):
-    """The same with a cache: shared is the mask and how many places are filled, state is the layer's, as `cache.mix`
-    takes them -> (x, the state with the keys and values of x)."""
+    """A `TransformerLayer` with a cache -> (x, the state with the keys and values of x).
+
+    shared: (the mask, the number of filled places).   state: the layer's cached keys and values; see `cache.mix`.
+    """
 
     def __call__(
         self, x: Array, shared: tuple[Mask, Array], noise: None, state: tuple[Array, Array], slots: None = None
@@ -64,8 +67,8 @@ def encode(
     program: Program,
     slots: Array | None = None,
 ) -> Array:
-    """embedded f32[batch, length, embedding] through an encoder's stack of these layers -> [batch, length, width], or
-    at slots i32[batch, n] alone.
+    """Run embedded f32[batch, length, embedding] through an encoder's layers -> [batch, length, width], or only the
+    positions `slots` i32[batch, n].
 
     config: an `EncoderConfig`.
     """

@@ -1,4 +1,5 @@
-"""Activations, whose derivatives are computed with their values and kept: the backward pass is one multiplication."""
+"""Activations. The forward pass also computes and keeps the derivative, so that the backward pass is one
+multiplication."""
 
 import functools
 import math
@@ -14,7 +15,7 @@ from models.core.program import kept
 
 @jax.custom_vjp
 def gelu(x: Array) -> Array:
-    """x times the standard normal distribution function (Hendrycks & Gimpel 2016), computed in float32."""
+    """Return x times the standard normal distribution function of x (Hendrycks & Gimpel 2016), computed in float32."""
     return _gelu_and_slope(x)[0]
 
 
@@ -25,8 +26,8 @@ def _gelu_and_slope(x: Array) -> tuple[Array, Array]:
     return (wide * below).astype(x.dtype), slope.astype(x.dtype)
 
 
-def _with_slope(of: Callable[[Array], tuple[Array, Array]], x: Array) -> tuple[Array, Array]:
-    value, slope = of(x)
+def _with_slope(value_and_slope: Callable[[Array], tuple[Array, Array]], x: Array) -> tuple[Array, Array]:
+    value, slope = value_and_slope(x)
     return value, kept(slope)
 
 
@@ -35,7 +36,7 @@ gelu.defvjp(functools.partial(_with_slope, _gelu_and_slope), lambda slope, g: (g
 
 @jax.custom_vjp
 def gelu_new(x: Array) -> Array:
-    """GPT-2's approximation of `gelu` by a hyperbolic tangent, computed in float32."""
+    """Return GPT-2's approximation of `gelu` by a hyperbolic tangent, computed in float32."""
     return _gelu_new_and_slope(x)[0]
 
 

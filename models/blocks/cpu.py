@@ -1,7 +1,7 @@
-"""The same numbers in the forms that XLA:CPU computes fast; measured on AVX-512.
+"""Operations rewritten into forms that XLA:CPU computes faster, with the same result; measured on AVX-512.
 
-The mathematics is where these are called: `products.py`, `activations.py`, and attention by blocks and by a cache.
-Other platforms meet `matmul` and `divide` alone.
+The callers define the mathematics: `products.py`, `activations.py`, and attention by blocks and with a cache. Other
+platforms use only `matmul` and `divide` from here.
 """
 
 import contextlib
@@ -12,17 +12,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-FEW_ROWS = 512  # below it products are faster in the other order
+FEW_ROWS = 512  # with fewer rows, products are faster with their factors swapped
 _turned: ContextVar[bool] = ContextVar("turned", default=False)
-_held = jax.lax.optimization_barrier  # XLA neither sees through it nor exchanges factors around it
+_held = jax.lax.optimization_barrier  # XLA neither optimizes through it nor swaps factors around it
 
 
 @contextlib.contextmanager
 def turned_weights() -> Iterator[None]:
-    """While a program is traced in this context, `product` expects few rows of x and w in memory as [out, in].
+    """While a program is traced in this context, `product` expects x with few rows and w stored as [out, in].
 
-    So each output's weights are read in one stretch: 226 MB of them times 8 rows took one core 21 ms with XLA:CPU's
-    YNNPACK, and 42 the other way; times one row 15 and 19.
+    The weights of each output are then contiguous. For 226 MB of weights and 8 rows, one core took 21 ms with XLA:CPU's
+    YNNPACK, instead of 42 ms; for one row, 15 instead of 19 ms.
     """
     token = _turned.set(True)
     try:
@@ -32,36 +32,36 @@ def turned_weights() -> Iterator[None]:
 
 
 def are_turned() -> bool:
-    """Whether weights lie so."""
+    """Whether weights are stored as [out, in]."""
     return _turned.get()
 
 
 def turned_product(x: Array, w: Array) -> Array:
-    """x [rows, in] @ w [in, out] of weights that are turned."""
+    """Return x [rows, in] @ w [in, out] for weights stored as [out, in]."""
     return _held(w.T @ x.T).T
 
 
 def weight_gradient(x: Array, g: Array) -> Array:
-    """x [rows, in].T @ g [rows, out] as float32.
+    """Return x [rows, in].T @ g [rows, out] as float32.
 
-    Eigen is slow to read a left factor by columns: 103 GFLOP/s for [4096, 512].T @ [4096, 128], 150 for the product of
-    a copy of what is narrower, the copy counted.
+    Eigen reads a left factor slowly by columns: 103 GFLOP/s for [4096, 512].T @ [4096, 128], against 150 with a copy of
+    the narrower factor, including the copy.
     """
 
     def times(left, right):
         return jnp.matmul(_held(left.T), right, preferred_element_type=jnp.float32)
 
-    if x.shape[1] <= g.shape[1] or x.shape[0] < FEW_ROWS:  # with few rows copying the result is what costs
+    if x.shape[1] <= g.shape[1] or x.shape[0] < FEW_ROWS:  # with few rows, copying the result would cost most
         return _held(times(x, g))
     return _held(times(g, x)).T
 
 
 def scores(hidden: Array, table: Array) -> Array:
-    """hidden [n, width] @ table [vocab, width].T as float32.
+    """Return hidden [n, width] @ table [vocab, width].T as float32.
 
-    Eigen is slow with a transposed factor: 757 against 530 ms, the copy counted, at [1024, 768] x [50304, 768]. Few
-    rows are fast the other way round: 83 against 186 ms at [160, 768] x [30592, 768]. For the layers' weights, which
-    lie in a stack, the copies cost what they save.
+    Eigen is slow with a transposed factor: 757 ms, against 530 ms with a copy, at [1024, 768] x [50304, 768]. Few rows
+    are faster with the factors swapped: 83 against 186 ms at [160, 768] x [30592, 768]. For the weights of layers,
+    which lie in a stack, the copies cost as much as they save.
     """
     if hidden.shape[0] >= FEW_ROWS:
         return jnp.matmul(hidden, _held(table.T), preferred_element_type=jnp.float32)
@@ -69,15 +69,16 @@ def scores(hidden: Array, table: Array) -> Array:
 
 
 def column_sums(g: Array) -> Array:
-    """Of [rows, n], which are added up at a thirtieth of the memory's speed: 85 against 3 ms at [640, 30592]."""
+    """Sum g [rows, n] over rows by a product: XLA's sum runs at a thirtieth of the memory's speed, 85 against 3 ms at
+    [640, 30592]."""
     return jnp.ones(g.shape[0], g.dtype) @ g
 
 
 @jax.custom_vjp
 def matmul(x: Array, y: Array) -> Array:
-    """x [..., n, m] @ y [..., m, d] as float32.
+    """Return x [..., n, m] @ y [..., m, d] as float32.
 
-    By JAX's own rule y's gradient is turned round, and adding up windows of such takes four times as long.
+    JAX's own rule transposes y's gradient, and adding up windows of transposed gradients takes four times as long.
     """
     return jnp.matmul(x, y, preferred_element_type=jnp.float32)
 
@@ -95,8 +96,8 @@ matmul.defvjp(lambda x, y: (matmul(x, y), (x, y)), _matmul_gradients)
 
 @jax.custom_vjp
 def divide(x: Array, total: Array) -> Array:
-    """x f32[..., n] / total f32[..., 1]; the sum in total's gradient would be fused with the copies before it, and take
-    five times as long as a product with ones."""
+    """Return x f32[..., n] / total f32[..., 1]. The sum in total's gradient would be fused with the copies before it
+    and take five times as long as a product with ones."""
     return x / total
 
 
@@ -111,17 +112,17 @@ divide.defvjp(lambda x, total: (y := x / total, (y, total)), _divide_gradients)
 
 
 def again(x: Array) -> Array:
-    """x, which XLA:CPU takes for another array: what follows from it is computed where it is read, in one pass.
+    """Return x such that XLA:CPU takes it for another array and recomputes what follows from it, in one pass.
 
-    Else it writes what value and slope of an activation share for the backward pass, and reads it in a second one.
+    Otherwise XLA:CPU writes the part that value and slope of an activation share, and reads it in a second pass.
     """
     return x * jax.lax.platform_dependent(jnp.float32(1), cpu=_held, default=lambda factor: factor)
 
 
 def behind_condition(put: Callable[[Array, Array, Array], Array], places: Array, new: Array, filled: Array) -> Array:
-    """put(places, new, filled) for one row's [1, heads, places, head_dim], behind a condition that always holds.
+    """Return put(places, new, filled) for one row, [1, heads, places, head_dim], behind a condition that always holds.
 
-    XLA:CPU drops the axis of one row for the products that read the result, and so writes it twice, each time into a
-    copy of all places: 5 ms for a token of gpt2-small with 192 places.
+    Without it, XLA:CPU drops the axis of length 1 for the products that read the result, and so writes the result
+    twice, each time into a copy of all places: 5 ms for a token of gpt2-small with 192 places.
     """
     return jax.lax.cond(filled < places.shape[2], put, lambda places, new, filled: places, places, new, filled)

@@ -1,7 +1,7 @@
-"""A linear-chain conditional random field (Lafferty et al. 2001): how likely labels are that follow each other, beside
-the scores that each word gives them.
+"""A linear-chain conditional random field (Lafferty et al. 2001), which adds scores of label transitions to the scores
+that each word gives its labels.
 
-Rows of words are f32[rows, words, labels] with a mask bool[rows, words], the words of a row before what fills it up.
+Scores are f32[rows, words, labels] with a mask bool[rows, words]; padding is at the end of a row.
 """
 
 from typing import Any, NamedTuple
@@ -19,8 +19,8 @@ CRF = "crf"  # the name of the head
 
 
 class Transitions(NamedTuple):
-    """What is added to a path's scores: start, end f32[labels], of its first and last label; between f32[labels,
-    labels], of a label and the next one."""
+    """Scores of a path's transitions.   start, end: f32[labels], of the first and the last label.   between:
+    f32[labels, labels], from a label to the next one."""
 
     start: Array
     end: Array
@@ -28,13 +28,13 @@ class Transitions(NamedTuple):
 
 
 class Crf(nn.Module):
-    """The transitions of a model, zeros at the start: then each word has its likeliest label."""
+    """The transitions as parameters. They start at zero, so that at first each word has its own likeliest label."""
 
     labels: int
 
     @nn.compact
     def __call__(self, hidden: Array, noise: Noise = None) -> Transitions:
-        """Whatever hidden is."""
+        """Return the transitions; hidden is not read."""
         make = lambda name, *shape: parameter(self, name, nn.initializers.zeros, shape)
         return Transitions(
             make("start_bias", self.labels), make("end_bias", self.labels), make("kernel", self.labels, self.labels)
@@ -42,7 +42,7 @@ class Crf(nn.Module):
 
 
 def crf_head() -> Head:
-    """The head that has them. No class of Hugging Face does."""
+    """Return the head with the transitions, which no Hugging Face class has."""
 
     def module(c: Any, program: Program) -> Crf:
         return Crf(len(c.labels) or 2)
@@ -52,7 +52,7 @@ def crf_head() -> Head:
 
 
 def log_likelihood(transitions: Transitions, scores: Array, labels: Array, mask: Array) -> Array:
-    """f32[rows]: the logarithm of the probability of the labels i32[rows, words]; 0 of a row without words."""
+    """Return f32[rows], the log-probability of the labels i32[rows, words]; 0 for a row without words."""
     start, end, between = transitions
     labels, weights = jnp.where(mask, labels, 0), mask.astype(scores.dtype)
     last = jnp.take_along_axis(labels, jnp.maximum(mask.sum(1, keepdims=True) - 1, 0), axis=1)[:, 0]
@@ -61,7 +61,7 @@ def log_likelihood(transitions: Transitions, scores: Array, labels: Array, mask:
     path += (between[labels[:, :-1], labels[:, 1:]] * weights[:, 1:]).sum(1)
 
     def forward(before: Array, word: tuple[Array, Array]) -> tuple[Array, None]:
-        """before: the logarithm of the sum over all paths to each label [rows, labels]."""
+        """before: [rows, labels], the log of the sum over all paths that end in each label."""
         scores, is_word = word
         after = jax.nn.logsumexp(before[:, :, None] + between, axis=1) + scores
         return jnp.where(is_word[:, None], after, before), None
@@ -71,7 +71,7 @@ def log_likelihood(transitions: Transitions, scores: Array, labels: Array, mask:
 
 
 def best_path(transitions: Transitions, scores: Array, mask: Array) -> Array:
-    """i32[rows, words]: the likeliest labels (Viterbi 1967); behind a row's words its last label."""
+    """Return the likeliest labels i32[rows, words] (Viterbi 1967); padding repeats the row's last label."""
     start, end, between = transitions
     every = jnp.arange(scores.shape[2])
 
@@ -91,5 +91,5 @@ def best_path(transitions: Transitions, scores: Array, mask: Array) -> Array:
 
 
 def _words_first(scores: Array, mask: Array) -> tuple[Array, Array]:
-    """All but the first word, [words - 1, rows, ...]."""
+    """Return scores and mask of all words but the first, [words - 1, rows, ...]."""
     return scores[:, 1:].swapaxes(0, 1), mask[:, 1:].T

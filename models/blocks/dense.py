@@ -19,14 +19,14 @@ class Affine(NamedTuple):
 
 
 def affine(x: Array, weights: Affine, dtype: jnp.dtype, held: Array | None = None) -> Array:
-    """x [..., in] -> x @ kernel + bias [..., features] in a dtype; held: as of `product`."""
+    """Return x [..., in] @ kernel + bias, [..., features] in a dtype.   held: as in `product`."""
     return add_bias(product(x.astype(dtype), weights.kernel, held), weights.bias)
 
 
 class Weights(nn.Module):
-    """A dense layer's parameters for this many inputs themselves, to be used together with those of others.
+    """A module that returns a dense layer's parameters, for code that combines them with those of other layers.
 
-    init_std: None for inputs ** -0.5 (LeCun et al. 1998, section 4.6).   init_factor: of that at the start.
+    init_std: None for inputs ** -0.5 (LeCun et al. 1998, section 4.6).   init_factor: multiplies it.
     """
 
     features: int
@@ -40,7 +40,7 @@ class Weights(nn.Module):
 
 
 class Dense(nn.Module):
-    """`affine` with parameters of its own."""
+    """A dense layer: `affine` with its parameters."""
 
     features: int
     init_std: float | None
@@ -60,7 +60,7 @@ def _parameters(module: Dense | Weights, inputs: int, factor: float | None = Non
 
 
 def add_bias(y: Array, bias: Array | None) -> Array:
-    """In float32, so that the bias's gradient, a sum over all rows, is too."""
+    """Add the bias in float32, so that its gradient, a sum over all rows, is float32, too."""
     if bias is None:
         return y
     return (y.astype(jnp.float32) + per_row(bias, y)).astype(y.dtype)

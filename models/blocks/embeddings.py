@@ -13,11 +13,11 @@ from models.core.sharding import constrain
 
 
 class Term(NamedTuple):
-    """A table whose rows are added to those of the tokens.
+    """A further embedding table, whose rows are added to those of the tokens.
 
-    name: of its parameter.   rows: how many.   reads: name of the input i32[batch, length] that says which row a token
-    has.   by_place: whether that is the token's place in the row where there is no such input.
-    padding: rows beside, of positions that padding has in Hugging Face; no token reads them.
+    name: of its parameter.   rows: of the table.   reads: name of the input i32[batch, length] with each token's row.
+    by_place: whether, without that input, a token's row is its place in the sequence.
+    padding: number of additional rows, which Hugging Face uses for the positions of padding; no token reads them.
     """
 
     name: str
@@ -27,14 +27,14 @@ class Term(NamedTuple):
     padding: int = 0
 
 
-FEW = 8  # rows of which a sum is taken instead of a gather, whose gradient would be a scatter of [batch, length] rows
+FEW = 8  # up to this many rows use a product: the gradient of a gather would be a scatter of [batch, length] rows
 
 
 class Embeddings(nn.Module):
-    """Sum of the rows of tokens and of all terms; the tables are f32[rows, width].
+    """The sum of the embeddings of tokens and of all terms; the tables are f32[rows, width].
 
-    Rows of tokens begin with their first one and end with their padding. Of a table of one row all tokens have that.
-    norm_epsilon: of the norm of the sum; None where there is none.
+    Sequences are padded at the end only. If a table has a single row, all tokens get it.
+    norm_epsilon: of the norm of the sum; None for no norm.
     """
 
     vocab_size: int
@@ -54,7 +54,7 @@ class Embeddings(nn.Module):
         self.norm = None if self.norm_epsilon is None else Norm(self.norm_epsilon, jnp.float32)
 
     def __call__(self, inputs: Inputs) -> Array:
-        """`tokens`, as of `token_rows`, and what the terms read -> f32[batch, length, width], before dropout."""
+        """Embed `tokens`, as in `token_rows`, and the terms' inputs -> f32[batch, length, width], before dropout."""
         tokens = inputs["tokens"]
         summed = token_rows(constrain(self.tokens, "vocab", None), tokens)
         for (_, rows, reads, by_place, _), table in zip(self.terms, self.tables, strict=True):
@@ -71,20 +71,20 @@ class Embeddings(nn.Module):
 
 
 def token_rows(table: Array, tokens: Array) -> Array:
-    """Rows of an embedding table f32[padded vocab, width] for tokens i32[batch, length], or their means for
-    distributions of them f32[batch, length, padded vocab]: f32[batch, length, width]."""
+    """Look up tokens i32[batch, length] in an embedding table f32[padded vocab, width] -> f32[batch, length, width].
+    Distributions over tokens f32[batch, length, padded vocab] give the weighted means of rows."""
     if tokens.ndim == 3:
         return tokens @ table
     return jnp.take(table, tokens, axis=0, mode="clip")
 
 
 def padded_vocab(vocab_size: int) -> int:
-    """Rows of the embedding table: the vocabulary rounded up to a multiple of 128, the lanes of a TPU."""
+    """Return the rows of the embedding table: the vocabulary rounded up to a multiple of 128, the lanes of a TPU."""
     return -(-vocab_size // 128) * 128
 
 
 def padding_bias(vocab_size: int) -> Array:
-    """What is added to logits of the rows of an embedding table: 0, and -inf in its padding, f32[padded]."""
+    """Return a bias f32[padded] of logits over an embedding table: 0 for tokens, -inf for padding rows."""
     padded = padded_vocab(vocab_size)
     if padded == vocab_size:  # XLA leaves the addition out
         return jnp.zeros(padded)
@@ -92,10 +92,10 @@ def padding_bias(vocab_size: int) -> Array:
 
 
 def token_table(module: nn.Module, vocab_size: int, width: int, init_std: float, name: str = "tokens") -> Array:
-    """A parameter of a module, an embedding table f32[padded, width]; its padding rows are 0.
+    """Make a parameter of a module: an embedding table f32[padded, width], whose padding rows are 0.
 
-    They stay so: `tied_logits` gives them no gradient, and a decay of 0 is 0. So no norm over the table, such as that
-    of LAMB's trust ratio, counts them. Those of a checkpoint that has others are kept, decay, and are counted.
+    They stay 0: `tied_logits` gives them no gradient, and weight decay of 0 is 0. So they do not count in a norm over
+    the table, such as that of LAMB's trust ratio. Other values, from a checkpoint, are kept, decay, and do count.
     """
 
     def init(key: Array, shape: tuple[int, ...]) -> Array:

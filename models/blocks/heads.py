@@ -1,4 +1,4 @@
-"""What reads hidden states: named heads, such as that of masked tokens; logits over tied embeddings."""
+"""Heads, which read hidden states: for masked tokens, for pairs of segments, for tasks; logits over tied embeddings."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ CLASSIFIER, TAGGER, SPANS, CHOICE = TASK_HEADS = "classifier", "token_classifier
 
 
 class WithHeads(nn.Module):
-    """Base of trunks that heads read; `embeddings.tokens` is a trunk's table of tokens."""
+    """Base class of trunks with heads; `embeddings.tokens` is a trunk's table of token embeddings."""
 
     config: Any
     program: Program
@@ -35,9 +35,9 @@ class WithHeads(nn.Module):
             setattr(self, head.name, head.module(self.config, self.program))
 
     def apply_head(self, name: str, hidden: Array, noise: Noise = None) -> Array:
-        """What the head of this name gives for hidden [rows, n, width], or [rows, width] of one position.
+        """Apply the head of this name to hidden [rows, n, width], or [rows, width] of one position.
 
-        noise: u32[rows, 2], switches the dropout of heads for tasks on.
+        noise: u32[rows, 2], switches the dropout of task heads on.
         """
         read = {head.name: head.reads for head in self.heads}
         if name not in read:
@@ -47,16 +47,16 @@ class WithHeads(nn.Module):
         return head(hidden, noise) if isinstance(head, TaskHead | Crf) else head(hidden, self.embeddings.tokens)
 
     def token_logits(self, hidden: Array) -> Array:
-        """hidden [rows, n, width] -> f32[rows * n, padded vocab]."""
+        """Return the logits f32[rows * n, padded vocab] of the masked-token head for hidden [rows, n, width]."""
         return self.apply_head(TOKENS, hidden)
 
     def apply_heads(self, hidden: Array) -> list[Array]:
-        """What each head gives for hidden [rows, length, width], for initialisation."""
+        """Apply each head to hidden [rows, length, width], for initialisation."""
         return [self.apply_head(head.name, hidden[:, :1]) for head in self.heads]
 
 
 class TokenHead(nn.Module):
-    """The masked-token head up to the tied decoder: dense, activation, norm; and the decoder's bias."""
+    """The masked-token head: dense, activation, norm, then logits over the tied embeddings with a bias of its own."""
 
     width: int
     vocab_size: int
@@ -71,14 +71,15 @@ class TokenHead(nn.Module):
         self.bias = parameter(self, "bias", nn.initializers.zeros, (padded_vocab(self.vocab_size),))
 
     def __call__(self, hidden: Array, table: Array) -> Array:
-        """hidden [rows, n, width of the layers], table f32[padded vocab, width] -> f32[rows * n, padded vocab]."""
+        """Return logits f32[rows * n, padded vocab] for hidden [rows, n, layers' width] and table f32[padded vocab,
+        width]."""
         hidden = constrain(hidden.reshape(-1, hidden.shape[-1]), "batch", None)
         y = self.norm(ACTIVATIONS[self.activation](self.dense(hidden)))
         return tied_logits(y, table, self.bias, self.vocab_size)
 
 
 class Classifier(Dense):
-    """Scores of classes."""
+    """A dense layer that scores classes."""
 
     def __call__(self, hidden: Array, table: Array) -> Array:
         """hidden [..., width] -> [..., features]."""
@@ -86,7 +87,7 @@ class Classifier(Dense):
 
 
 class Pooler(Classifier):
-    """What classifiers of rows read of the hidden states at position 0."""
+    """The pooler of BERT: tanh of a dense layer, for the hidden state at position 0, read by classifiers of rows."""
 
     def __call__(self, hidden: Array, table: Array) -> Array:
         """hidden [..., width] -> the same."""
@@ -94,10 +95,10 @@ class Pooler(Classifier):
 
 
 class TaskHead(nn.Module):
-    """Scores for a task: dropout and a product, or two with an activation between them and dropout before each.
+    """Scores for a task: dropout and a dense layer, or two with an activation between them and dropout before each.
 
-    between: the activation, '' for one product.   biased: whether the scores have a bias.
-    first_dropout: before the first product, `dropout` before the second.
+    between: the activation; '' for a single dense layer.   biased: whether the scores have a bias.
+    first_dropout, dropout: rates before the first and the second dense layer.
     """
 
     features: int
@@ -122,8 +123,8 @@ class TaskHead(nn.Module):
 def token_head(
     hf: str, dense: str = "transform.dense", norm: str = "transform.LayerNorm", activation: str | None = None
 ) -> Head:
-    """The masked-token head.   hf: its prefix in Hugging Face, and what follows it there, by default as in BERT.
-    activation: None for that of the layers."""
+    """Return the masked-token head.   hf: its prefix in Hugging Face.   dense, norm: names after this prefix, by
+    default BERT's.   activation: None for that of the layers."""
 
     def module(c: Any, program: Program) -> TokenHead:
         of_head = c.embedding, c.vocab_size, activation or c.activation, c.norm_epsilon, c.init_std
@@ -133,13 +134,13 @@ def token_head(
 
 
 def pooler(hf: str) -> Head:
-    """What classifiers of rows read."""
+    """Return the pooler, which classifiers of rows read.   hf: its name in Hugging Face."""
     rows = dense_parameters(POOLER, ("width", None), {"model": hf})
     return Head(POOLER, lambda c, program: Pooler(c.width, c.init_std, program.compute), tuple(rows))
 
 
 def pair_head(hf: str) -> Head:
-    """What tells of two segments, by what is pooled, whether they belong together."""
+    """Return the head that tells from the pooler's output whether two segments belong together."""
     rows = dense_parameters(PAIR, ("width", None), {"model": hf})
     return Head(PAIR, lambda c, program: Classifier(2, c.init_std, jnp.float32), tuple(rows), reads=POOLER)
 
@@ -156,11 +157,11 @@ def task_head(
     summary: bool = False,
     part: str = "model",
 ) -> Head:
-    """A head for a task, with one score for each of the model's labels unless `features` says how many.
+    """Return a task head with one score for each of the model's labels, or with `features` scores.
 
-    hf: the name of its last product in Hugging Face.   dense, between: of the one before, if there is one, and the
-    activation between them; None for that of the layers.   drops: whether there is dropout.   summary: whether the
-    first of two products has none before it, as in what Hugging Face names a summary.
+    hf: Hugging Face's name of its last dense layer.   dense: of the dense layer before, '' without one.   between: the
+    activation between them; None for that of the layers.   reads: as in `Head`.   drops: whether there is dropout.
+    summary: whether there is none before the first of two dense layers, as in what Hugging Face calls a summary.
     """
 
     def module(c: Any, program: Program) -> TaskHead:
@@ -174,7 +175,7 @@ def task_head(
     return Head(name, module, (*rows, *scores[: 1 + biased]), reads)
 
 
-# What BERT and most of its descendants have to tell of words
+# The task heads on words that BERT and most of its descendants have
 WORD_HEADS = (
     task_head(TAGGER, "classifier"),
     crf_head(),
@@ -183,12 +184,13 @@ WORD_HEADS = (
 
 
 def pooled_choice() -> Head:
-    """What scores a choice by what is pooled."""
+    """Return the head that scores a choice by the pooler's output."""
     return task_head(CHOICE, "classifier", features=1, reads=POOLER)
 
 
 def task_classes(hf: str, *classifier: str) -> dict[str, tuple[str, ...]]:
-    """The Hugging Face classes of heads for tasks, whose names begin so.   classifier: the heads of that of rows."""
+    """Return the Hugging Face classes of task heads, with their heads.   hf: how their names begin.   classifier: the
+    heads of the class for sequence classification."""
     return {
         f"{hf}ForSequenceClassification": classifier,
         f"{hf}ForTokenClassification": (TAGGER,),
@@ -198,9 +200,9 @@ def task_classes(hf: str, *classifier: str) -> dict[str, tuple[str, ...]]:
 
 
 def tied_logits(hidden: Array, table: Array, bias: Array, vocab_size: int) -> Array:
-    """hidden [n, width], embedding table f32[padded, width], bias f32[padded] -> logits f32[n, padded].
+    """Return logits f32[n, padded] for hidden [n, width], embedding table f32[padded, width] and bias f32[padded].
 
-    The padding rows get -inf, so that they carry no probability and no gradient.
+    Padding rows get -inf, so that they have no probability and no gradient.
     """
     logits = constrain(table_scores(hidden, table, bias), "batch", "vocab")
     if table.shape[0] == vocab_size:

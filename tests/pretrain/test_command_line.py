@@ -82,7 +82,7 @@ MISTAKES = {
     "dtype": (["--dtype", "float16"], "--dtype='float16': use one of float32, bfloat16"),
     "attention": (["--attention", "xls"], "--attention: there is no xls; did you mean xla"),
     "long block": ([*LONGFORMER, "--model.pattern.block", 129], "pattern.block=129 is longer"),
-    "dilation": ([*LONGFORMER, "--model.pattern.dilations", 128], "=[128]: 128 tokens away a row of 128 has none"),
+    "dilation": ([*LONGFORMER, "--model.pattern.dilations", 128], "=[128]: 128 reaches beyond a row of 128 tokens"),
     "heads": (["--model.heads", 3], "bert-tiny: model.width=128 is not a multiple of model.heads=3"),
     "layout": (["--objective.layout", "lines"], "objective.layout='lines': use one of segment-pairs"),
     "pairs": (["--objective.layout", "packed-sentences"], "objective.layout='packed-sentences' has no pairs"),

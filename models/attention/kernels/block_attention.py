@@ -1,9 +1,9 @@
-"""Attention by a table of blocks as one TPU kernel: a query touches the blocks of keys that are named for it alone.
+"""Block-sparse attention as one TPU kernel: a query reads only the blocks of keys that a table names for it.
 
 Keys and values of a row stay in vector memory while chunks of its queries pass by; 128 lanes hold whole heads, as the
-projections write them. A unit is a block of queries of all of these heads side by side: its scores lie as [keys, heads
-and queries], so that each head reads keys of its own although all share the matrix units, and what is drawn for them
-is found by a slice. Gradients of keys and values are added up where their blocks lie.
+projections write them. A unit is a block of queries of all of these heads side by side. Its scores lie as [keys, (head,
+query)], so each head can read different keys although the heads share the matrix units, and a randomly drawn block is
+read by a slice. Gradients of keys and values are accumulated in place, block by block.
 """
 
 import functools
@@ -23,12 +23,12 @@ from models.core.program import kept
 
 HIDDEN = float(jnp.finfo(jnp.float32).min)
 _NOBODYS = -3  # the segment of queries that see nothing of a block; no key has it
-_TILES = (512, 256, 128, 64, 32, 16)  # keys that a block which sees all reads at a time
+_TILES = (512, 256, 128, 64, 32, 16)  # how many keys a block of queries that sees all keys reads at a time
 
 
 class Chosen(NamedTuple):
-    """Keys that all queries see, besides those of the table.   k, v: [batch, n, width].   segments, positions: i32[
-    batch, n, LANES]."""
+    """Keys that all queries see, besides those of the table.   k, v: [batch, n, width].
+    segments, positions: i32[batch, n, LANES]."""
 
     k: Array
     v: Array
@@ -37,13 +37,15 @@ class Chosen(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """Heads side by side in the width, rows of whole chunks of blocks; a row's lanes are (head, query of a block).
+    """The kernel's inputs: heads side by side in the width, rows padded to whole chunks of blocks. `lanes` are pairs
+    (head of a group, query of a block).
 
-    q, k, v: [batch, length, width].   places: i32[blocks, n], the blocks that each sees, whatever the head; -1: none.
-    drawn: i32[heads or 1, blocks, n] or None, further ones.   near: f32[groups or 1, keys, lanes] or None, what is
-    added to the scores of the first blocks of `places`.   queries: i32[batch, blocks, lanes], segments, of keys
-    i32[batch, length, LANES].   begin: u32[batch, groups, blocks, lanes] or None, of the queries' noise, and second:
-    u32[batch, groups, 1, lanes], the key's second word.   chosen: tokens that all see, or None.
+    q, k, v: [batch, length, width].   places: i32[blocks, n], the blocks that each block sees in all heads; -1: none.
+    drawn: i32[heads or 1, blocks, n] or None, more blocks, by head.   near: f32[groups or 1, keys, lanes] or None,
+    added to the scores of the first blocks of `places`.   queries, keys: i32[batch, blocks, lanes],
+    i32[batch, length, LANES], segments.   begin: u32[batch, groups, blocks, lanes] or None, where the queries' dropout
+    noise begins.   second: u32[batch, groups, 1, lanes], the second word of the noise key.   chosen: tokens that all
+    queries see, or None.
     """
 
     q: Array
@@ -60,8 +62,8 @@ class Operands(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """block: tokens of one.   rows: blocks that see all.   rate: of dropout.   causal: as of `Mask`.   interpret: run
-    as plain operations, on any platform."""
+    """block: tokens of a block.   rows: blocks whose queries see all keys.   rate: of dropout.   causal: as in `Mask`.
+    interpret: run as plain operations, on any platform."""
 
     head_dim: int
     block: int
@@ -72,30 +74,30 @@ class Setting(NamedTuple):
 
     @property
     def heads(self) -> int:
-        """Of a group, which shares the lanes."""
+        """Heads in a group, which shares the 128 lanes."""
         return LANES // self.head_dim
 
 
 def memory(length: int, keys: int, block: int, head_dim: int) -> int:
-    """Bytes of vector memory that the backward program takes: a row's length, filled up, and the keys of a unit."""
+    """Return the bytes of vector memory that the backward kernel takes.   length: of a padded row; keys: of a unit."""
     of_row = length * LANES * (2 * 2 + 2 * 2 * 2 + 2 * 4 + 4)  # keys, values; their gradients; sums; segments
     of_chunk = 16 * block * LANES * 2 * 2 * 4  # queries, outputs, their gradients
     return of_row + of_chunk + 5 * 4 * keys * block * LANES // head_dim + 2**18
 
 
 def filled_up(number: int) -> int:
-    """A row's blocks and what fills its last chunk."""
+    """Round a row's number of blocks up to whole chunks."""
     return -(-number // chunk_of(number)) * chunk_of(number)
 
 
 def chunk_of(number: int) -> int:
-    """Blocks of queries in a turn of the grid."""
+    """Return the blocks of queries in one grid step."""
     return min(number, 16 if number % 16 == 0 else 8)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def block_attention(inputs: Operands, setting: Setting) -> Array:
-    """Attention of each block of queries to the blocks that the table names -> like q."""
+    """Attend from each block of queries to the blocks that the table names for it -> like q."""
     return _forward(inputs, setting)[0]
 
 
@@ -111,7 +113,7 @@ def _forward(inputs: Operands, setting: Setting):
 def _backward(setting: Setting, residuals, g: Array):
     inputs, out, spread = residuals
     sums = [pltpu.VMEM((inputs.k.shape[1], LANES), jnp.float32)] * 2
-    # Scores again, then the gradients of values, probabilities, queries and keys.
+    # Five products: the scores again, then the gradients of values, probabilities, queries and keys.
     specs = _specs(inputs, setting)
     extra = [(out, specs.q), (g, specs.q), (spread, _of_lanes(inputs))]
     whole = pl.BlockSpec(specs.k.block_shape, specs.k.index_map)
@@ -128,13 +130,13 @@ block_attention.defvjp(_forward, _backward)
 
 
 def _of_lanes(inputs: Operands) -> pl.BlockSpec:
-    """A turn's part of [batch, groups, blocks, lanes]."""
+    """Return the block that a grid step reads of [batch, groups, blocks, lanes]."""
     number, lanes = inputs.queries.shape[1:]
     return pl.BlockSpec((None, None, chunk_of(number), lanes), lambda row, group, part, _: (row, group, part, 0))
 
 
 class _Table(NamedTuple):
-    """How the table of all blocks lies in scalar memory: i32[blocks, shared], then i32[heads or 1, blocks, drawn]."""
+    """Layout of the block table in scalar memory: i32[blocks, shared], then i32[heads or 1, blocks, drawn]."""
 
     blocks: int
     shared: int
@@ -142,7 +144,7 @@ class _Table(NamedTuple):
     by_head: bool
 
     def at(self, table, unit, head, index: int):
-        """The block that a unit's queries of a head see at an index below shared + drawn."""
+        """Return the block that a unit's queries of a head see, for an index below shared + drawn."""
         if index < self.shared:
             return table[unit * self.shared + index]
         line = (head * self.blocks if self.by_head else 0) + unit
@@ -150,8 +152,8 @@ class _Table(NamedTuple):
 
 
 def _call(kernel, name: str, times: int, setting: Setting, inputs: Operands, extra: list, results: list, scratch: list):
-    """The kernel for each row, group of heads and chunk of queries.   extra: arrays besides inputs, results: shapes,
-    each with its spec.   times: products of queries and keys in it."""
+    """Run the kernel for each row, group of heads and chunk of queries.   extra: further arrays, results: shapes, each
+    with its spec.   times: how many query-key products the kernel computes."""
     batch, length, width = inputs.q.shape
     number, drawn = inputs.queries.shape[1], inputs.drawn
     table = _Table(number, inputs.places.shape[1], *((0, False) if drawn is None else (drawn.shape[2], len(drawn) > 1)))
@@ -185,9 +187,9 @@ def _call(kernel, name: str, times: int, setting: Setting, inputs: Operands, ext
 
 
 def _specs(inputs: Operands, setting: Setting) -> Operands:
-    """Which part of an array a turn of (row, group of heads, chunk of queries) has; None where there is none."""
+    """Return the part of each array that a grid step (row, group of heads, chunk of queries) reads; None for None."""
     number, lanes = inputs.queries.shape[1:]
-    chunk, length, once = chunk_of(number), inputs.k.shape[1], pl.Buffered(1)  # what changes with the row, or seldom
+    chunk, length, once = chunk_of(number), inputs.k.shape[1], pl.Buffered(1)  # one buffer for what seldom changes
 
     def at(shape, index, **mode):
         return pl.BlockSpec(shape, lambda row, group, part, _: index(row, group, part), **mode)
@@ -219,9 +221,9 @@ def _specs(inputs: Operands, setting: Setting) -> Operands:
 
 
 class _Piece(NamedTuple):
-    """Keys that lie together.   starts: where, for each head of the group or for all; none: `Operands.chosen`.
-    query_segments: i32[1, lanes], of the queries that see them.   first: i32[1, lanes], the position of the first key.
-    near: where in `Operands.near` its scores have something added, or None."""
+    """Consecutive keys.   starts: their first key, one for each head of the group or one for all; empty for
+    `Operands.chosen`.   query_segments: i32[1, lanes], of the queries that see them.   first: i32[1, lanes], the
+    position of the first key.   near: index of the block in `Operands.near` that is added to the scores, or None."""
 
     starts: tuple
     size: int
@@ -231,7 +233,8 @@ class _Piece(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """A block of queries.   refs: Operands of the turn.   number: in the row, index: in the chunk; group: of heads."""
+    """A block of queries.   refs: Operands of the grid step.   group: of heads.   number: of the block in the row.
+    index: of the block in the chunk."""
 
     refs: Operands
     group: Array
@@ -241,7 +244,7 @@ class _Unit(NamedTuple):
 
     @property
     def lines(self):
-        """Those of its queries in the chunk."""
+        """The positions of the unit's queries in the chunk."""
         return pl.ds(pl.multiple_of(self.index * self.setting.block, self.setting.block), self.setting.block)
 
     @property
@@ -288,7 +291,7 @@ def _backward_kernel(entries, *refs, structure, table: _Table, setting: Setting)
             _fill(total)
 
     def gradients(unit: _Unit, pieces: list[_Piece]) -> Array:
-        """Of the queries f32[block, lanes]; those of keys and values are added up."""
+        """Return the gradient of the queries, f32[block, lanes]; add those of keys and values to their sums."""
         q, d_out = _spread(_scaled(unit), setting), _spread(g[unit.lines, :], setting)
         weighted = d_out.astype(jnp.float32) * jnp.tile(out[unit.lines, :], (setting.heads, 1)).astype(jnp.float32)
         delta = weighted.T.sum(0, keepdims=True)
@@ -321,7 +324,7 @@ def _backward_kernel(entries, *refs, structure, table: _Table, setting: Setting)
 
 
 def _fill(ref, source=None) -> None:
-    """ref [n, lanes] becomes source or zeros, part by part: at once, each register would be code of its own."""
+    """Fill ref [n, lanes] with source or zeros, part by part: all at once would be separate code for each register."""
     size = next(size for size in _TILES if ref.shape[0] % size == 0)
 
     def part(index, _):
@@ -333,9 +336,9 @@ def _fill(ref, source=None) -> None:
 
 
 def _every_unit(inputs: Operands, ordinary, of_all, setting: Setting, together: int = 1) -> None:
-    """The units of a chunk: all by the table, where those that see all find nothing; then those that see all.
+    """Process a chunk's units: first all by the table, which names nothing for those that see all keys; then these.
 
-    together: how many a turn of the loop has, so that one computes while another waits.
+    together: units in one iteration of the loop, so that one computes while another waits.
     """
     chunk = inputs.queries.shape[0]
     group, first = pl.program_id(1), pl.program_id(2) * chunk
@@ -353,7 +356,7 @@ def _every_unit(inputs: Operands, ordinary, of_all, setting: Setting, together: 
 
 
 def _pieces(unit: _Unit, entries, table: _Table) -> list[_Piece]:
-    """What a unit sees by the table."""
+    """Return the keys that a unit sees by the table."""
     setting, pieces, queries = unit.setting, [], unit.refs.queries[unit.line, :]
     near = 0 if unit.refs.near is None else unit.refs.near.shape[0] // setting.block
     for index in range(table.shared + table.drawn):
@@ -377,18 +380,18 @@ def _tile_size(unit: _Unit) -> int:
 
 
 def _tile(unit: _Unit, tile) -> _Piece:
-    """A part of all keys."""
+    """Return one tile of all keys of the row."""
     queries, size = unit.refs.queries[unit.line, :], _tile_size(unit)
     return _Piece((tile * size,), size, queries, jnp.full_like(queries, tile * size))
 
 
 def _mixed(unit: _Unit, pieces: list[_Piece]) -> tuple[Array, Array, Array]:
-    """The values by their shares, not yet divided, f32[lanes, lanes of queries], with the largest scores and the sums
-    f32[1, lanes of queries]."""
+    """Return the values weighted by exp(score - largest score), f32[lanes, lanes of queries], the largest scores and
+    the sums of the weights, f32[1, lanes of queries] each."""
     setting = unit.setting
     k, v = _keys_and_values(unit, pieces)
     q = _spread(_scaled(unit), setting)
-    # Parts of a product run on matrix units of their own; backward they have other products beside them.
+    # Parts of a product run on different matrix units. The backward kernel has other products to run beside it.
     parts = [across(k[first : first + LANES], q) for first in range(0, len(k), LANES)]
     scores = _scores(unit, pieces, jnp.concatenate(parts))
     most = scores.max(0, keepdims=True)
@@ -399,7 +402,7 @@ def _mixed(unit: _Unit, pieces: list[_Piece]) -> tuple[Array, Array, Array]:
 
 
 def _scores(unit: _Unit, pieces: list[_Piece], scores: Array) -> Array:
-    """scores f32[keys, lanes of queries], of what is seen."""
+    """Add `near` to the scores f32[keys, lanes of queries], and hide the keys that a query does not see."""
     parts, first, setting = [], 0, unit.setting
     for piece in pieces:
         part, first = scores[first : first + piece.size], first + piece.size
@@ -419,7 +422,7 @@ def _scores(unit: _Unit, pieces: list[_Piece], scores: Array) -> Array:
 
 
 def _keep(unit: _Unit, pieces: list[_Piece]) -> Array:
-    """bool[keys, lanes of queries]: what `noise.dropout` keeps."""
+    """Return bool[keys, lanes of queries]: what `noise.dropout` keeps."""
     begin, second, kept_here = unit.refs.begin[unit.line, :], unit.refs.second[...], []
     for piece in pieces:
         if piece.starts:
@@ -437,7 +440,7 @@ def _scaled(unit: _Unit) -> Array:
 
 
 def _keys_and_values(unit: _Unit, pieces: list[_Piece]) -> tuple[Array, Array]:
-    """[keys, lanes] each."""
+    """Return keys and values of the pieces, [keys, lanes] each."""
     refs, lanes = unit.refs, unit.setting.head_dim
     both = (refs.k, refs.chosen and refs.chosen.k), (refs.v, refs.chosen and refs.chosen.v)
 
@@ -448,18 +451,18 @@ def _keys_and_values(unit: _Unit, pieces: list[_Piece]) -> tuple[Array, Array]:
 
 
 def _read(ref, piece: _Piece, lanes: int, times: int = 1) -> Array:
-    """[keys, times * LANES], where a head has so many lanes."""
+    """Read a piece of ref -> [keys, times * LANES].   lanes: of each head."""
     parts = [ref[pl.ds(pl.multiple_of(start, piece.size), piece.size), :] for start in piece.starts]
     return _by_head([jnp.tile(part, (1, times)) for part in parts], lanes)
 
 
 def _wide(x: Array, unit: _Unit) -> Array:
-    """x [n, LANES], whose lanes are alike, for all lanes of a unit's queries."""
+    """Repeat x [n, LANES], whose lanes are equal, for all lanes of a unit's queries."""
     return jnp.tile(x, (1, unit.setting.heads * unit.setting.block // LANES))
 
 
 def _add(totals: list, parts: Array, pieces: list[_Piece], setting: Setting) -> None:
-    """The transpose of `_keys_and_values`.   totals: of the row and of `Operands.chosen`."""
+    """Add gradients to the sums: the transpose of `_keys_and_values`.   totals: of the row and of `Operands.chosen`."""
     first = 0
     for piece in pieces:
         part, first = parts[first : first + piece.size], first + piece.size
@@ -471,7 +474,7 @@ def _add(totals: list, parts: Array, pieces: list[_Piece], setting: Setting) -> 
 
 
 def _by_head(parts: list[Array], lanes: int) -> Array:
-    """[n, heads * lanes]: of each part its own head's; one part is all heads'."""
+    """Take each head's lanes from its own part -> [n, heads * lanes]; a single part serves all heads."""
     x = parts[0]
     for head, part in enumerate(parts[1:], 1):
         x = jnp.where(iota(x.shape, 1) >= head * lanes, part, x)
@@ -479,10 +482,10 @@ def _by_head(parts: list[Array], lanes: int) -> Array:
 
 
 def _spread(x: Array, setting: Setting) -> Array:
-    """[block, lanes] -> [heads * block, lanes], a copy for each head with the other heads' lanes 0."""
+    """Copy x for each head, with the lanes of other heads 0: [block, lanes] -> [heads * block, lanes]."""
     return jnp.concatenate([only(x, head, setting.head_dim) for head in range(setting.heads)])
 
 
 def _folded(x: Array, setting: Setting) -> Array:
-    """[heads * block, lanes] -> [block, lanes], of each head's copy its own lanes."""
+    """Undo `_spread`, from each head's copy its own lanes: [heads * block, lanes] -> [block, lanes]."""
     return _by_head([x[first : first + setting.block] for first in range(0, len(x), setting.block)], setting.head_dim)

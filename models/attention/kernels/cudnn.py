@@ -1,8 +1,8 @@
 """cuDNN's fused attention (GPU).
 
-Without dropout: JAX offers none. XLA's call has it, but with a seed that is compiled in and an offset that each call
-counts up while the process lives. The noise would then not be that of (seed, step, row), and in a loop over layers,
-which the backward pass takes in the other order, not that of the forward pass either.
+It has no dropout, because JAX offers none. XLA's call has dropout, but with a compiled-in seed and an offset that every
+call in the process increments. Its noise would not be a function of (seed, step, row); and since the backward pass
+loops over layers in reverse, it would not even see the noise of the forward pass.
 """
 
 import jax
@@ -15,9 +15,9 @@ from models.core.parameters import Noise
 
 
 def cudnn(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float = 0.0, noise: Noise = None) -> Array:
-    """`plain.attention` of bfloat16 q, k, v, without dropout, for which there is an obstacle.
+    """Compute `plain.attention` of bfloat16 q, k, v without dropout (`_obstacles` refuses it).
 
-    It takes masks densely alone, but skips what a causal one hides.
+    cuDNN takes dense masks only, but skips the blocks that a causal mask hides.
     """
     seen = visible(mask)
     mixed = jax.nn.dot_product_attention(q, k, v, mask=seen, is_causal=mask.causal, implementation="cudnn")

@@ -1,4 +1,4 @@
-"""What Pallas kernels with heads side by side in lanes compute with."""
+"""Operations of Pallas kernels whose heads lie side by side in lanes."""
 
 import jax
 import jax.numpy as jnp
@@ -6,13 +6,13 @@ from jax import Array
 
 
 def only(x: Array, head: int, head_dim: int) -> Array:
-    """x [n, lanes] with the other heads' lanes 0: a product over all lanes is then one head's."""
+    """Set the other heads' lanes of x [n, lanes] to 0, so that a product over all lanes is one head's."""
     lane, first = iota(x.shape, 1), head * head_dim
     return jnp.where((lane >= first) & (lane < first + head_dim), x, jnp.zeros_like(x))
 
 
 def iota(shape: tuple[int, ...], axis: int) -> Array:
-    """i32[shape], the number along an axis."""
+    """Return i32[shape], the index along an axis."""
     return jax.lax.broadcasted_iota(jnp.int32, shape, axis)
 
 

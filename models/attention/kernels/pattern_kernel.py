@@ -1,4 +1,5 @@
-"""Attention of a sparse pattern as a TPU kernel: its operands, from a mask's blocks, and where it can be taken."""
+"""Attention of a sparse pattern by the TPU kernel of `block_attention.py`: its operands, from a mask's blocks, and the
+conditions for it."""
 
 import dataclasses
 import functools
@@ -26,16 +27,17 @@ from models.core import noise as counted
 from models.core.parameters import Noise
 from models.core.sharding import current_rules
 
-_BEYOND, _ABSENT = -1, -2  # segments: of what fills a row up; of keys that are not seen where they lie
+_BEYOND, _ABSENT = -1, -2  # segments of a row's padding to whole chunks, and of keys not seen at their own place
 _PACKED = 16  # bfloat16 numbers in a register's column
-# MiB of vector memory of a core, by the beginning of the chip's name: v5e, v5p, v6e, v7x; others have v4's 16.
+# MiB of vector memory of a core, by the beginning of the chip's name: v5e, v5p, v6e, v7x; the default is v4's 16.
 _MEMORY = {"TPU v5 lite": 128, "TPU v5": 64, "TPU v6": 128, "TPU7x": 64, "": 16}
 
 
 def by_kernel(
     q: Array, k: Array, v: Array, mask: Mask, *, heads: int, dropout_rate: float, noise: Noise, interpret: bool = False
 ) -> Array:
-    """`plain.attention` of a pattern by the kernel, q, k, v [batch, length, width], heads side by side -> like q."""
+    """Compute `plain.attention` of a pattern by the kernel: q, k, v [batch, length, width], heads side by side -> like
+    q."""
     blocks, rate = mask.blocks, 0.0 if noise is None else dropout_rate
     length, head_dim = q.shape[1], q.shape[2] // heads
     setting = Setting(head_dim, blocks.block, blocks.rows, rate, mask.causal, interpret)
@@ -62,7 +64,7 @@ def by_kernel(
 
 
 def _of_globals(q: Array, k: Array, v: Array, mask: Mask, heads: int, rate: float, noise: Noise) -> Array:
-    """What the global tokens, too few for a kernel's blocks, see: [batch, n, width]."""
+    """Compute the attention of the global tokens, which are too few for a kernel's blocks -> [batch, n, width]."""
     by_head = lambda x: x.reshape(*x.shape[:2], heads, -1)
     length, at = q.shape[1], mask.globals
     query_mask = chosen(dataclasses.replace(mask, blocks=None, globals=None), jnp.maximum(at, 0))
@@ -79,17 +81,17 @@ def _of_globals(q: Array, k: Array, v: Array, mask: Mask, heads: int, rate: floa
 
 
 def _of_keys(x: Array) -> Array:
-    """[batch, keys] -> [batch, keys, LANES]"""
+    """Repeat x [batch, keys] in all lanes -> [batch, keys, LANES]."""
     return jnp.broadcast_to(x[:, :, None], (*x.shape, LANES))
 
 
 def _without_globals(segments: Array, positions: Array | None) -> Array:
-    """The segments i32[batch, length] of keys; those of global tokens are seen as `Operands.chosen` alone."""
+    """Return the segments i32[batch, length] of keys without global tokens, which queries see as `Operands.chosen`."""
     return segments if positions is None else jnp.where(is_global(positions, segments.shape[1]), _ABSENT, segments)
 
 
 def _chosen(k: Array, v: Array, mask: Mask) -> Chosen:
-    """The global tokens, filled up to whole registers."""
+    """Return the global tokens, padded to whole registers."""
     at = jnp.pad(mask.globals, ((0, 0), (0, -mask.globals.shape[1] % _PACKED)), constant_values=-1)
     segments = jnp.where(at < 0, _ABSENT, gather_positions(mask.segments, at))
     return Chosen(
@@ -100,7 +102,7 @@ def _chosen(k: Array, v: Array, mask: Mask) -> Chosen:
 
 
 def _on_mesh(inputs: Operands, setting: Setting) -> Array:
-    """The kernel on each device with its rows and heads."""
+    """Run the kernel on each device with its rows and heads."""
     rules = current_rules()
     if rules is None:
         return block_attention(inputs, setting)
@@ -120,7 +122,7 @@ def _on_mesh(inputs: Operands, setting: Setting) -> Array:
     def spec(x: Array | None, names: tuple):
         if x is None:
             return None
-        shared = x.shape[0] == 1 and names[0] == "heads"  # all heads have the same
+        shared = x.shape[0] == 1 and names[0] == "heads"  # one entry serves all heads
         return rules.spec((None, *names[1:]) if shared else names, x.shape)
 
     specs = jax.tree.map(spec, inputs, axes, is_leaf=lambda x: x is None)
@@ -129,7 +131,7 @@ def _on_mesh(inputs: Operands, setting: Setting) -> Array:
 
 
 def _places(blocks: Blocks, number: int) -> np.ndarray:
-    """i32[number, n]: the window's blocks, then the columns, each once; none of blocks that see all."""
+    """Return i32[number, n]: the window's blocks, then the columns, each once; all -1 for blocks that see all keys."""
     query_blocks, offsets = np.arange(number)[:, None], np.array(blocks.offsets, np.int32)
     near = query_blocks + offsets
     hidden = (near < 0) | (near >= blocks.number) | np.isin(near, blocks.columns)
@@ -146,7 +148,8 @@ def _drawn(blocks: Blocks, number: int) -> Array | None:
 
 
 def _near(blocks: Blocks, setting: Setting) -> Array | None:
-    """f32[groups or 1, keys of the window, lanes]: 0 where reach and dilation let a query see a key, else HIDDEN."""
+    """Return f32[groups or 1, keys of the window, lanes]: 0 where reach and dilation let a query see a key, else
+    HIDDEN."""
     if blocks.reach is None:
         return None
     keys = (np.array(blocks.offsets)[:, None] * blocks.block + np.arange(blocks.block)).reshape(-1)
@@ -160,12 +163,12 @@ def _near(blocks: Blocks, setting: Setting) -> Array | None:
 
 
 def _noise(noise: Array, heads: int, length: int, number: int, setting: Setting) -> tuple[Array, Array]:
-    """`Operands.begin` and `second`, with which elements [heads, length, length] have the bits of `noise.bits`."""
+    """Return `Operands.begin` and `second`, which give elements [heads, length, length] the bits of `noise.bits`."""
     batch, groups = noise.shape[0], heads // setting.heads
     if heads * length**2 <= counted.COUNTED:
         first = counted.spread(jnp.arange(heads, dtype=jnp.uint32) * jnp.uint32(length**2 % 2**32))
         words = noise[:, :1] + first, jnp.broadcast_to(noise[:, 1:], (batch, heads))
-    else:  # a head has a key of its own
+    else:  # each head has its own key
         keys = jax.vmap(counted.fold, (None, 0), 1)(noise, jnp.arange(heads))
         words = keys[..., 0], keys[..., 1]
     of_query = counted.spread(jnp.arange(number * setting.block, dtype=jnp.uint32) * jnp.uint32(length))
@@ -184,7 +187,7 @@ def _obstacles(attention: Attention) -> list[str]:
         return [f"{of_heads(attention)} {fill}"]
     if width // shared % LANES:
         obstacles.append(f"--mesh tensor={shared} cuts {of_heads(attention)}: its parts {fill}")
-    whole = max(width // heads, _PACKED)  # a group's queries then fill whole lanes
+    whole = max(width // heads, _PACKED)  # so that a group's queries fill whole lanes
     if blocks.block % whole:
         obstacles.append(f"model.pattern.block={blocks.block}: choose a multiple of {whole}")
     if attention.ranked:
@@ -199,13 +202,14 @@ def _obstacles(attention: Attention) -> list[str]:
 
 
 def _vector_memory() -> int:
-    """Bytes that a core of the chips at hand has."""
+    """Return the bytes of vector memory that a core of the current chips has."""
     rules = current_rules()
     kind = (jax.devices() if rules is None else rules.mesh.devices.flat)[0].device_kind
     return 2**20 * next(size for name, size in _MEMORY.items() if kind.startswith(name))
 
 
-# 12 unrolled layers take 0.85 of the scanned step's time, 1.8 times its compilation (benchmarks/results/long_plans.md).
+# Unrolling 12 layers takes 0.85 of the scanned step's time and 1.8 times its compilation
+# (benchmarks/results/long_plans.md).
 KERNEL = Kernel(
     "pattern",
     "self",

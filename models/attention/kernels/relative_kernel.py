@@ -1,8 +1,8 @@
 """Relative attention as one TPU kernel: scores, their shift by distance, masks and dropout never leave the chip.
 
-A turn of the loop has 128 queries of a row and 128 lanes of whole heads, as the projections write them. Scores lie as
-[queries, keys]. Of the distances only the window that these queries can reach is multiplied; each query's scores are
-then moved to the keys by whole blocks of 128 lanes and, inside of a block, by a lookup among lanes.
+A grid step has 128 queries of a row and 128 lanes of whole heads, as the projections write them. Scores lie as
+[queries, keys]. Queries are multiplied only with the window of distances that they can reach. Each query's scores by
+distance are then shifted to its keys, by whole blocks of 128 lanes and, within a block, by a lookup among lanes.
 """
 
 import functools
@@ -27,16 +27,16 @@ from models.core.parameters import Noise
 from models.core.program import kept
 from models.core.sharding import current_rules
 
-_BITS = 7  # of a lane's number
-LONGEST = 2048  # distances; scores of 128 queries are then 1 MiB
+_BITS = 7  # of a lane's index
+LONGEST = 2048  # distances; the scores of 128 queries then take 1 MiB
 _HIDDEN = float(jnp.finfo(jnp.float32).min)
 
 
 class Operands(NamedTuple):
-    """One step of relative attention, heads side by side in the width.
+    """The kernel's inputs, heads side by side in the width.
 
     q [batch, n, width], k, v [batch, keys, width], r [batch or 1, distances, width].
-    biases: f32[4, width], u, v, that of types, and the key of 'other' less that of 'same'.
+    biases: f32[4, width]: u, v, the bias of types, and the difference of the type keys, 'other' minus 'same'.
     queries: i32[batch, 4, n], thresholds, segments, types, starts.   keys: i32[batch, 3, keys], ranks, segments, types.
     noise: u32[batch, 2].
     """
@@ -52,8 +52,8 @@ class Operands(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """head_dim.   n: queries per row, without padding.   rate: of dropout.   chosen: whether queries have starts, else
-    they are the whole row.   types: whether keys are scored by type.   itself: whether queries see themselves.
+    """n: queries per row, without padding.   rate: of dropout.   chosen: whether the queries are chosen positions with
+    starts, or the whole row.   types: whether keys are scored by type.   itself: whether queries see themselves.
     interpret: run as plain operations, on any platform."""
 
     head_dim: int
@@ -66,7 +66,7 @@ class Setting(NamedTuple):
 
 
 def reach(length: int, chosen: bool) -> int:
-    """How many distances the kernel has besides one for each key; chosen: for chosen queries of such a row."""
+    """Return how many distances the kernel needs beyond one for each key.   chosen: whether queries are chosen ones."""
     return LANES * 2 ** max(0, math.ceil(math.log2(length / LANES))) if chosen else length
 
 
@@ -82,8 +82,8 @@ def by_kernel(
     noise: Noise,
     interpret: bool = False,
 ) -> Array:
-    """`relative_attention` by the kernel, on a mesh each device with its rows and heads.   interpret: run as plain
-    operations, on any platform."""
+    """Compute `relative_attention` by the kernel; on a mesh each device attends with its rows and heads.
+    interpret: run as plain operations, on any platform."""
     setting = Setting(
         head_dim=q.shape[2] // heads,
         n=q.shape[1],
@@ -109,12 +109,12 @@ def by_kernel(
         return relative_kernel(part._replace(noise=drawn, r=part.r.astype(q.dtype)), setting)
 
     attend = jax.shard_map(attend, mesh=rules.mesh, in_specs=(specs,), out_specs=specs.q, check_vma=False)
-    # Devices add up the gradient of distances that all rows share: in float32.
+    # In float32, because devices add up the gradient of the distances, which all rows share.
     return attend(inputs._replace(r=inputs.r.astype(jnp.float32)))[:, : setting.n]
 
 
 def packed(q: Array, context: Context, biases: Biases, mask: Mask, types: Types | None, noise: Noise) -> Operands:
-    """The kernel's inputs, padded to whole blocks of lanes."""
+    """Return the kernel's inputs, padded to whole blocks of lanes."""
     batch, n, _ = q.shape
     fill = lambda x, like: jnp.zeros_like(like) if x is None else x
     of_queries, of_keys = types or (None, None)
@@ -126,7 +126,7 @@ def packed(q: Array, context: Context, biases: Biases, mask: Mask, types: Types 
     ]
     of_keys = [mask.ranks, mask.segments, fill(of_keys, mask.segments)]
     content, position, kind, pair = biases
-    other = None if pair is None else pair[1] - pair[0]  # the softmax does not see what both have
+    other = None if pair is None else pair[1] - pair[0]  # the softmax ignores what both have in common
     whole = -(-n // LANES) * LANES
     length = n if mask.after is None else context.r.shape[1] - context.k.shape[1]
     long = lambda x, size: jnp.pad(x, ((0, 0), (0, size - x.shape[1]), (0, 0)))
@@ -136,7 +136,7 @@ def packed(q: Array, context: Context, biases: Biases, mask: Mask, types: Types 
         v=context.v,
         r=long(context.r, context.k.shape[1] + reach(length, mask.after is not None)),
         biases=jnp.stack([content, position, fill(kind, content), fill(other, content)]),
-        # No key is of segment -1: added queries see nothing.
+        # No key has segment -1, so padding queries see nothing.
         queries=jnp.pad(jnp.stack(queries, axis=1), ((0, 0), (0, 0), (0, whole - n)), constant_values=-1),
         keys=jnp.stack(of_keys, axis=1),
         noise=jnp.zeros((batch, 2), jnp.uint32) if noise is None else noise,
@@ -145,9 +145,9 @@ def packed(q: Array, context: Context, biases: Biases, mask: Mask, types: Types 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def relative_kernel(inputs: Operands, setting: Setting) -> Array:
-    """`relative.relative_attention` -> [batch, n, width].
+    """Compute `relative.relative_attention` -> [batch, n, width].
 
-    n, keys and the distances, keys and their `reach`, are multiples of 128; `_obstacles` says what else fits.
+    n, keys and distances (keys plus `reach`) are multiples of 128; `_obstacles` lists the other conditions.
     """
     return _forward(inputs, setting)[0]
 
@@ -171,7 +171,7 @@ def _backward(setting: Setting, residuals, g: Array):
     sums = jax.ShapeDtypeStruct((batch, *biases.shape), jnp.float32)
     results = [(q, _OF_QUERIES), *((x, _whole(x.shape)) for x in (k, v, per_row, sums))]
     scratch = [pltpu.VMEM((LANES, rows), jnp.float32) for rows in (keys, keys, r.shape[1])]
-    # Scores again, then the gradients of values, probabilities, queries and keys, by content and by distance.
+    # The scores again, then the gradients of values, probabilities, queries and keys, by content and by distance.
     dq, dk, dv, dr, sums = _call(_backward_kernel, "backward", (5, 3), setting, inputs, extra, results, scratch)
     if r.shape[0] == 1:
         dr = dr.astype(jnp.float32).sum(0, keepdims=True).astype(r.dtype)
@@ -181,12 +181,12 @@ def _backward(setting: Setting, residuals, g: Array):
 relative_kernel.defvjp(_forward, _backward)
 
 
-# Which part of an array a turn of (row, 128 lanes, 128 queries) has.
+# The part of an array that a grid step (row, 128 lanes, 128 queries) reads.
 _OF_QUERIES = pl.BlockSpec((None, LANES, LANES), lambda row, block, part: (row, part, block))
 
 
 def _whole(shape: tuple[int, ...]) -> pl.BlockSpec:
-    """All of a row, or of the one for all rows."""
+    """Return a block with the whole row, or with the one that all rows share."""
     return pl.BlockSpec((None, shape[1], LANES), lambda row, block, part: (row if shape[0] > 1 else 0, 0, block))
 
 
@@ -195,13 +195,13 @@ def _statistics(shape: tuple[int, ...]) -> pl.BlockSpec:
 
 
 def _call(kernel, name: str, times, setting: Setting, inputs: Operands, extra: list, results: list, scratch: list):
-    """The kernel with its inputs, `extra` ones and its results, the last two with their specs.
+    """Run the kernel on its inputs.   extra, results: (further inputs, shapes of results), each with its spec.
 
-    times: how many products of queries with keys and with distances are in it.
+    times: how many products of queries with keys, and with distances, the kernel computes.
     """
     (batch, n, width), keys = inputs.q.shape, inputs.k.shape[1]
     inputs = inputs._replace(noise=inputs.noise.reshape(-1))  # a line of scalar memory would take 512 bytes
-    distances = inputs.r.shape[1] if setting.chosen else keys + LANES  # that 128 queries are multiplied with
+    distances = inputs.r.shape[1] if setting.chosen else keys + LANES  # with which 128 queries are multiplied
     moved = [*inputs, *(a for a, _ in (*extra, *results))]
     specs = Operands(
         q=_OF_QUERIES,
@@ -263,7 +263,7 @@ def _backward_kernel(*refs, setting: Setting):
     k, v, r, g = inputs.k[...], inputs.v[...], inputs.r[window, :], g[...]
     transposed = [x.T for x in (*q[:2], g)]
     weighted = g.astype(jnp.float32) * out[...].astype(jnp.float32)
-    spreads = jnp.tile(spread[...], (setting.head_dim, 1)).T  # [queries, lanes], the heads' columns in turns
+    spreads = jnp.tile(spread[...], (setting.head_dim, 1)).T  # [queries, lanes], the heads' columns repeated
     by_kind = [jnp.zeros((LANES, LANES), jnp.float32) for _ in range(3)]
     types = jnp.zeros((1, LANES), jnp.float32)
     every = [_scores(inputs, q, r, stand, head, setting) for head in range(LANES // setting.head_dim)]
@@ -300,8 +300,9 @@ def _backward_kernel(*refs, setting: Setting):
 
 
 class _Standing(NamedTuple):
-    """How the queries stand to the keys.   starts: i32[queries, 1], in the window.   hidden, other: f32[queries, keys],
-    what is added to scores, and 1 where a key is of another type: masks of bits would be unpacked for every head."""
+    """The relation of queries to keys.   starts: i32[queries, 1], in the window of distances.   hidden: f32[queries,
+    keys], added to the scores.   other: f32[queries, keys], 1 where the key has another type. They are float32 because
+    boolean masks would be unpacked for every head."""
 
     starts: Array
     hidden: Array
@@ -309,7 +310,7 @@ class _Standing(NamedTuple):
 
 
 def _standing(inputs: Operands, setting: Setting) -> _Standing:
-    columns = jnp.tile(inputs.queries[...], (LANES // 4, 1)).T  # [queries, lanes], the four in turns
+    columns = jnp.tile(inputs.queries[...], (LANES // 4, 1)).T  # [queries, lanes], the four columns repeated
     thresholds, segments, types, starts = (columns[:, index : index + 1] for index in range(4))
     ranks, key_segments, key_types = (inputs.keys[index : index + 1, :] for index in range(3))
     visible = ranks < thresholds
@@ -327,7 +328,7 @@ def _standing(inputs: Operands, setting: Setting) -> _Standing:
 
 
 def _biased(inputs: Operands, setting: Setting) -> tuple[Array, Array, Array]:
-    """The queries for scores by content, position and type, scaled."""
+    """Return the scaled queries for scores by content, position and type."""
     q, scale = inputs.q[...], setting.head_dim**-0.5
     wide = q.astype(jnp.float32)
     content, position, kind = ((wide + inputs.biases[index : index + 1, :]) * scale for index in range(3))
@@ -335,7 +336,7 @@ def _biased(inputs: Operands, setting: Setting) -> tuple[Array, Array, Array]:
 
 
 def _window(inputs: Operands, setting: Setting) -> slice | pl.Slice:
-    """The distances that these queries reach."""
+    """Return the window of distances that the queries of this grid step reach."""
     if setting.chosen:
         return slice(None)
     later = pl.num_programs(2) - 1 - pl.program_id(2)
@@ -343,7 +344,7 @@ def _window(inputs: Operands, setting: Setting) -> slice | pl.Slice:
 
 
 def _scores(inputs: Operands, q, r: Array, stand: _Standing, head: int, setting: Setting) -> Array:
-    """f32[queries, keys]"""
+    """Return the scores of a head, f32[queries, keys]."""
     content, position, kind = (only(x, head, setting.head_dim) for x in q)
     k = inputs.k[...]
     scores = across(content, k) + _to_keys(across(position, r), stand.starts, k.shape[0])
@@ -353,9 +354,9 @@ def _scores(inputs: Operands, q, r: Array, stand: _Standing, head: int, setting:
 
 
 def _keep(inputs: Operands, head: int, setting: Setting) -> Array:
-    """bool[queries, keys]: what `noise.dropout` keeps of these elements of [heads, n, keys].
+    """Return bool[queries, keys]: what `noise.dropout` keeps of these elements of [heads, n, keys].
 
-    LONGEST keeps them far below the number that `noise.bits` counts, so all have the row's own key.
+    LONGEST keeps their number far below `noise.COUNTED`, so all of them use the row's key.
     """
     keys, (row, block, part) = inputs.k.shape[0], (pl.program_id(axis) for axis in range(3))
     first = (block * (LANES // setting.head_dim) + head) * setting.n + part * LANES
@@ -365,7 +366,7 @@ def _keep(inputs: Operands, head: int, setting: Setting) -> Array:
 
 
 def _to_keys(x: Array, starts: Array, keys: int) -> Array:
-    """x [queries, distances] -> [queries, keys], of each query those from its start on."""
+    """Shift x [queries, distances] -> [queries, keys]: each query's first key is at its start."""
     blocks, lanes = starts >> _BITS, starts & LANES - 1
     step = (x.shape[1] - keys) // LANES // 2
     while step:
@@ -379,7 +380,7 @@ def _to_keys(x: Array, starts: Array, keys: int) -> Array:
 
 
 def _to_distances(x: Array, starts: Array, distances: int) -> Array:
-    """The transpose of `_to_keys`: x [queries, keys] -> [queries, distances], zero where no key is."""
+    """Apply the transpose of `_to_keys`: x [queries, keys] -> [queries, distances], zero where there is no key."""
     blocks, lanes, keys = starts >> _BITS, starts & LANES - 1, x.shape[1]
     lane, zeros = iota((LANES, LANES), 1), jnp.zeros((LANES, LANES), x.dtype)
     parts = [x[:, first : first + LANES] for first in range(0, keys, LANES)]
@@ -394,7 +395,7 @@ def _to_distances(x: Array, starts: Array, distances: int) -> Array:
 
 
 def _at_lanes(x: Array, lanes: Array) -> Array:
-    """x [queries, lanes] at lanes i32[queries, lanes]."""
+    """Look up x [queries, lanes] at lanes i32[queries, lanes]."""
     return jnp.take_along_axis(x, lanes, axis=1, mode="promise_in_bounds")
 
 

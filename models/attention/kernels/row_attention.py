@@ -1,10 +1,10 @@
-"""Attention of whole rows as one TPU kernel, from the products of the projections to the mixed values.
+"""Attention of whole rows as one TPU kernel, from the projections' products to the attended values.
 
-Splash attention walks over blocks of long rows, wants heads apart, has no dropout, and writes its statistics 128 times
-over. A row of up to 1,024 tokens needs no walk: all scores of a query fit into vector memory, and a block of 128 lanes
-holds whole heads as the projections write them. Scores lie here as [keys, queries]: the softmax then reduces over
-sublanes, its statistics are single rows, and products with values and gradients fill the matrix units, [head_dim,
-keys] @ [keys, queries]. Dropout's noise is `noise.dropout`'s, drawn again in the backward pass.
+Splash attention loops over blocks of long rows, needs heads on an axis of their own, has no dropout, and writes its
+statistics 128 times over. A row of up to 1,024 tokens needs no loop: all scores of a query fit into vector memory, and
+a block of 128 lanes holds whole heads as the projections write them. Scores lie as [keys, queries]: the softmax then
+reduces over sublanes, its statistics are single rows, and products with values and gradients fill the matrix units,
+[head_dim, keys] @ [keys, queries]. Dropout noise is that of `noise.dropout`, drawn again in the backward pass.
 
 Queries may see a second sequence, and scores may have a bias by distance.
 """
@@ -29,19 +29,19 @@ from models.core.parameters import Noise
 from models.core.program import kept
 from models.core.sharding import current_rules
 
-LONGEST = 1024  # tokens; all parts of a row are code of their own
-HEAD_DIMS = (32, 64, 128)  # of which blocks of 128 lanes hold whole heads
-# Queries that are computed at a time, and of how many more of their units the products have begun: what XLA:TPU
-# scheduled best, of what was tried.
+LONGEST = 1024  # tokens; each part of a row is separate code
+HEAD_DIMS = (32, 64, 128)  # sizes of which 128 lanes hold whole heads
+# How many queries are computed at a time, and for how many later units the products are already started: the values
+# that XLA:TPU scheduled best, among those tried.
 _PART = 128
 _AHEAD = 2
 _HIDDEN = float(jnp.finfo(jnp.float32).min)
 
 
 class Setting(NamedTuple):
-    """head_dim.   n, length: how many queries and keys, without padding.   rate: of dropout.   causal: whether a query
-    sees no key after itself.   blind: whether there may be queries that see nothing; they get zeros.   interpret: run
-    as plain operations, on any platform."""
+    """n, length: how many queries and keys, without padding.   rate: of dropout.   causal: whether a query sees no key
+    after itself.   blind: whether some queries may see nothing; their output is zeros.   interpret: run as plain
+    operations, on any platform."""
 
     head_dim: int
     n: int
@@ -53,12 +53,12 @@ class Setting(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """products: of queries, keys and values of the same row, [batch, length, 3 * width], x @ their `interleaved`
-    kernels; or of queries [batch, n, width], and of keys and values of a second sequence [batch, length, 2 * width].
-    biases: f32[3 * width], or of each, still to be added.
-    queries, keys: i32[batch, n], i32[batch, length], their segments.
+    """products: x @ `interleaved` kernels, for queries, keys and values of the same row [batch, length, 3 * width]; or
+    for queries [batch, n, width], and for keys and values of a second sequence [batch, length, 2 * width].
+    biases: f32[3 * width], or one for each of the two products; the kernel adds them.
+    queries, keys: i32[batch, n], i32[batch, length], segments.
     noise: u32[batch, 2], not read at a rate of 0.
-    distances: None or f32[heads, n + length - 1], as of `Mask`.
+    distances: None or f32[heads, n + length - 1], as in `Mask`.
     """
 
     products: tuple[Array, ...]
@@ -70,9 +70,9 @@ class Operands(NamedTuple):
 
 
 def obstacles(attention: Attention) -> list[str]:
-    """Why rows within segments, as a mesh cuts them, are too long or their heads do not fill lanes."""
+    """Return the reasons why the kernel cannot compute rows within segments, as the mesh cuts them."""
     (_, width, heads), (cut, shared) = attention[:3], cuts(attention)
-    found = [] if attention.whole else of_length(attention)  # what a decoder's row lacks the kernel fills up itself
+    found = [] if attention.whole else of_length(attention)  # the kernel itself pads a decoder's rows
     found += [f"{name}={n}: choose at most {LONGEST}" for name, n in lengths(attention).items() if n > LONGEST]
     if width / heads not in HEAD_DIMS:
         found.append(f"{of_heads(attention)} have {width // heads} numbers each: choose 32, 64 or 128")
@@ -84,12 +84,12 @@ def obstacles(attention: Attention) -> list[str]:
 
 
 def fits(attention: Attention) -> bool:
-    """Whether the kernel computes it."""
+    """Whether the kernel can compute the attention."""
     return not obstacles(attention)
 
 
 def mixing(attention: Attention) -> Mixing:
-    """For what `fits`."""
+    """Return how to compute an attention that `fits`."""
     return Mixing(INTERLEAVED, functools.partial(by_rows, head_dim=attention.width // attention.heads))
 
 
@@ -103,7 +103,7 @@ def by_rows(
     noise: Noise,
     interpret: bool = False,
 ) -> tuple[Array, Array]:
-    """`attend_rows` with what it needs of a mask."""
+    """Call `attend_rows` with the parts of the mask that it needs."""
     rate, (n, length) = 0.0 if noise is None else dropout_rate, (products[0].shape[1], products[-1].shape[1])
     setting = Setting(head_dim, n, length, rate, mask.causal, mask.blind, interpret)
     noise = noise if rate else jnp.zeros((len(mask.segments), 2), jnp.uint32)
@@ -112,7 +112,7 @@ def by_rows(
 
 
 def attend_rows(inputs: Operands, setting: Setting) -> tuple[Array, Array]:
-    """`row_attention` on a mesh: each device attends with its rows and heads."""
+    """Compute `row_attention`; on a mesh each device attends with its rows and heads."""
     rules = current_rules()
     if rules is None:
         return row_attention(inputs, setting)
@@ -125,8 +125,8 @@ def attend_rows(inputs: Operands, setting: Setting) -> tuple[Array, Array]:
         noise=of_row[:2],
         distances=("heads", None),
     )
-    of = lambda axes, part: jax.tree.map(lambda x: rules.spec(axes, x.shape), part)
-    specs = Operands(*map(of, axes, inputs))
+    spec_of = lambda axes, part: jax.tree.map(lambda x: rules.spec(axes, x.shape), part)
+    specs = Operands(*map(spec_of, axes, inputs))
     shared = specs.products[0][2]
 
     def attend(part: Operands) -> tuple[Array, Array]:
@@ -140,13 +140,13 @@ def attend_rows(inputs: Operands, setting: Setting) -> tuple[Array, Array]:
 
 
 def width_of(inputs: Operands) -> int:
-    """Of all heads together."""
+    """Return the width of all heads together."""
     return sum(products.shape[2] for products in inputs.products) // 3
 
 
 def row_attention(inputs: Operands, setting: Setting) -> tuple[Array, Array]:
-    """dropout(softmax(q k^T / sqrt(head_dim) + bias)) v within segments -> [batch, n, width], heads side by side; and
-    the same as it is `kept`, for `product` to hold: no gradient comes back through it.   Sizes: see `fits`."""
+    """Compute dropout(softmax(q k^T / sqrt(head_dim) + bias)) v within segments -> ([batch, n, width], heads side by
+    side; the same marked as `kept`, for `product` to hold, through which no gradient flows).   Sizes: see `fits`."""
     segments = lambda x: jnp.pad(x[:, None], ((0, 0), (0, 0), (0, -x.shape[1] % LANES)), constant_values=-1)
     band = None if inputs.distances is None else _band(inputs.distances, width_of(inputs), setting)
     prepared = Operands(
@@ -161,8 +161,9 @@ def row_attention(inputs: Operands, setting: Setting) -> tuple[Array, Array]:
 
 
 def _band(distances: Array, width: int, setting: Setting) -> Array:
-    """f32[heads, keys + queries - 128, 128], of whole blocks: what is added to the scores of all keys with the last 128
-    queries, from 128 lines further down to those with the 128 before them, and so on."""
+    """Return biases f32[heads, keys + queries - 128, 128], keys and queries padded to whole blocks. The first `keys`
+    lines are added to the scores of the last 128 queries, those from line 128 on to the 128 queries before, and so on.
+    """
     n, length = _whole(setting.n), _whole(setting.length)
     beyond = (0, width // setting.head_dim - len(distances)), (n - setting.n, length - setting.length)
     padded = jnp.pad(distances, beyond)
@@ -171,14 +172,14 @@ def _band(distances: Array, width: int, setting: Setting) -> Array:
 
 
 def _whole(length: int) -> int:
-    """With what fills its last block up."""
+    """Round a length up to whole blocks."""
     return length + -length % LANES
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _attend(inputs: Operands, setting: Setting) -> tuple[Array, Array]:
-    """`row_attention` of what its kernels read: biases [1, ...], segments [batch, 1, ...] in whole blocks, flat noise,
-    and for distances their `_band`."""
+    """Compute `row_attention` from the arrays that its kernels read: biases [1, ...], segments [batch, 1, ...] in whole
+    blocks, flat noise, and the `_band` of the distances."""
     return _forward(inputs, setting)[0]
 
 
@@ -196,7 +197,7 @@ def _backward(setting: Setting, residuals, gradients):
     (inputs, out, spread), (g, _) = residuals, gradients
     sums = tuple(jax.ShapeDtypeStruct((len(g), *x.shape), jnp.float32) for x in inputs.biases)
     results = Operands(inputs.products, sums, None, None, None, inputs.distances)
-    # Scores again, then the gradients of values, probabilities, queries and keys.
+    # Five products: the scores again, then the gradients of values, probabilities, queries and keys.
     found = _call(_backward_kernel, "backward", 5, setting, inputs, (out, g, spread), results)
     band = None if found.distances is None else found.distances / (1.0 - setting.rate)
     return (found._replace(biases=tuple(x.sum(0) for x in found.biases), distances=band),)
@@ -206,9 +207,9 @@ _attend.defvjp(_forward, _backward)
 
 
 def _call(kernel, name: str, times: int, setting: Setting, inputs: Operands, extra: tuple, results: tuple):
-    """The kernel for each row and each 128 lanes of its heads -> like results.
+    """Run the kernel for each row and each 128 lanes of its heads -> like results.
 
-    times: products of queries and keys in it.   extra: inputs beside the operands.
+    times: how many query-key products the kernel computes.   extra: inputs besides the operands.
     """
     batch, width, biased = len(inputs.queries), width_of(inputs), inputs.distances is not None
     blocks = width // LANES
@@ -227,41 +228,41 @@ def _call(kernel, name: str, times: int, setting: Setting, inputs: Operands, ext
         else:
             lines = a.shape[1] if a.shape[1] == 1 else _whole(a.shape[1])  # sums of a row's gradients have one
             shape, index = (None, lines, a.shape[2] // blocks), lambda row, block: (row, 0, block)
-        # With a bias rows take turns last: a block's stays on the chip meanwhile, as does its gradient.
+        # With a bias the grid loops over rows innermost, so that a block's bias and its gradient stay on the chip.
         once = {"pipeline_mode": pl.Buffered(1)} if a is inputs.distances else {}
         return pl.BlockSpec(shape, (lambda block, row: index(row, block)) if biased else index, **once)
 
     size = _forward_part(_whole(setting.n), setting) if name == "forward" else _PART
     of_head = _units(size, setting)[:: LANES // setting.head_dim]
     pairs = batch * sum((unit.part.stop - unit.part.start) * unit.seen for unit in of_head)
-    given, structure = jax.tree.flatten((inputs, extra))
-    made, result = jax.tree.flatten(results)
+    arguments, structure = jax.tree.flatten((inputs, extra))
+    outputs, output_structure = jax.tree.flatten(results)
 
     def body(*refs):
-        of_inputs, of_results = refs[: len(given)], refs[len(given) :]
-        operands, beside = jax.tree.unflatten(structure, of_inputs)
-        kernel(operands, *beside, *jax.tree.unflatten(result, of_results), setting=setting)
+        argument_refs, output_refs = refs[: len(arguments)], refs[len(arguments) :]
+        operands, extra_refs = jax.tree.unflatten(structure, argument_refs)
+        kernel(operands, *extra_refs, *jax.tree.unflatten(output_structure, output_refs), setting=setting)
 
-    found = pl.pallas_call(
+    computed = pl.pallas_call(
         body,
         grid=(blocks, batch) if biased else (batch, blocks),
-        in_specs=[spec(a) for a in given],
-        out_specs=[spec(a) for a in made],
-        out_shape=[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in made],
+        in_specs=[spec(a) for a in arguments],
+        out_specs=[spec(a) for a in outputs],
+        out_shape=[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in outputs],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary" if biased else "parallel")),
         cost_estimate=pl.CostEstimate(
             flops=2 * times * pairs * width,
-            bytes_accessed=sum(a.size * a.dtype.itemsize for a in (*given, *made)),
+            bytes_accessed=sum(a.size * a.dtype.itemsize for a in (*arguments, *outputs)),
             transcendentals=pairs * (width // setting.head_dim),
         ),
         name=f"row_attention_{name}",
         interpret=setting.interpret,
-    )(*given)
-    return jax.tree.unflatten(result, found)
+    )(*arguments)
+    return jax.tree.unflatten(output_structure, computed)
 
 
 class _Unit(NamedTuple):
-    """What is computed at a time: the scores of a head's queries `part` with the first keys, as many as these see."""
+    """One piece of work: the scores of a head's queries `part` with the first `seen` keys, all that these may see."""
 
     head: int
     part: slice
@@ -269,7 +270,7 @@ class _Unit(NamedTuple):
 
 
 def _units(size: int, setting: Setting) -> list[_Unit]:
-    """All of a turn, `size` queries each, the row's last first: these see all keys."""
+    """Return all units of a grid step, `size` queries each; the row's last queries come first, as they see all keys."""
     n, length = _whole(setting.n), _whole(setting.length)
     parts = [slice(start, min(start + size, n)) for start in reversed(range(0, n, size))]
     heads = range(LANES // setting.head_dim)
@@ -277,13 +278,13 @@ def _units(size: int, setting: Setting) -> list[_Unit]:
 
 
 def _forward_part(length: int, setting: Setting) -> int:
-    """How many queries the forward kernel computes at a time: with more, products begin seldom."""
+    """Return how many queries the forward kernel computes at a time: the more, the fewer products it has to start."""
     return _PART if setting.causal else length if length <= 512 else 2 * _PART
 
 
 def _begun(units: list[_Unit], products: Callable) -> Iterator:
-    """Each unit with its products, which begin while the units before it are computed with: the compiler seldom moves
-    them there."""
+    """Yield each unit with its products, starting products while earlier units are computed; the compiler seldom moves
+    them there by itself."""
     begun = [products(unit) for unit in units[:_AHEAD]]
     for index, unit in enumerate(units):
         begun += [products(later) for later in units[index + _AHEAD : index + _AHEAD + 1]]
@@ -343,7 +344,7 @@ def _backward_kernel(inputs: Operands, out, g, spread, d_products, d_biases, *be
         if setting.rate:
             keep = _keep(inputs, unit, setting)
             dp, dropped = jnp.where(keep, dp, 0.0), jnp.where(keep, p, 0.0)
-        # The factor of what dropout keeps is in none of these: the gradients get it at the end.
+        # Dropout's factor 1 / (1 - rate) is left out here and applied to the gradients at the end.
         delta = head_rows(weighted)[:, part].sum(0, keepdims=True) * (1.0 - setting.rate)
         ds = p * (dp - delta)
         if d_band is not None:
@@ -360,12 +361,12 @@ def _backward_kernel(inputs: Operands, out, g, spread, d_products, d_biases, *be
 
 
 def _before(part: Array, rest: Array | None) -> Array:
-    """part [n, queries] and those after them."""
+    """Join part [n, queries] with the columns of later queries."""
     return part if rest is None else jnp.concatenate([part, rest], axis=1)
 
 
 def _added(total: Array | None, part: Array) -> Array:
-    """total [n, keys] with part [n, first of them] added."""
+    """Add part [n, first keys] to total [n, keys]."""
     if total is None or part.shape == total.shape:
         return part if total is None else total + part
     seen = part.shape[1]
@@ -373,12 +374,12 @@ def _added(total: Array | None, part: Array) -> Array:
 
 
 def _columns(arrays: tuple) -> list:
-    """Of queries, keys and values: the array that has them, and their lanes in it."""
+    """Return for queries, keys and values the array that holds them, and their lanes in it."""
     return [(a, slice(first, first + LANES)) for a in arrays for first in range(0, a.shape[-1], LANES)]
 
 
 def _projected(inputs: Operands, setting: Setting) -> list[Array]:
-    """q, scaled, k and v, each [length, lanes]."""
+    """Return scaled q, k and v with their biases, each [length, lanes]."""
     both = zip(_columns(inputs.products), _columns(inputs.biases), strict=True)
     q, k, v = (x[:, lanes].astype(jnp.float32) + bias[:, lanes] for (x, lanes), (bias, _) in both)
     lengths = (setting.n, setting.length, setting.length)
@@ -387,13 +388,13 @@ def _projected(inputs: Operands, setting: Setting) -> list[Array]:
 
 
 def _real(x: Array, length: int) -> Array:
-    """x [length in whole blocks, lanes], zeros where it fills a block up: there it may be any numbers."""
+    """Set padding of x [length in whole blocks, lanes] to zero; it may hold arbitrary numbers."""
     return x if len(x) == length else jnp.where(iota(x.shape, 0) < length, x, jnp.zeros_like(x))
 
 
 def _biased(inputs: Operands, scores: Array, unit: _Unit, setting: Setting) -> Array:
-    """scores f32[keys, queries] with their bias. It is added where a product begins: later, XLA:TPU scheduled 1.3 times
-    as many bundles for the backward pass."""
+    """Add the bias to scores f32[keys, queries]. This happens where a product starts: when added later, XLA:TPU
+    scheduled 1.3 times as many bundles for the backward pass."""
     if inputs.distances is None:
         return scores
     starts = range(unit.part.start, unit.part.stop, LANES)
@@ -402,7 +403,7 @@ def _biased(inputs: Operands, scores: Array, unit: _Unit, setting: Setting) -> A
 
 
 def _of_seen(inputs: Operands, scores: Array, unit: _Unit, setting: Setting) -> Array:
-    """scores f32[keys, queries], of what is seen."""
+    """Hide the scores f32[keys, queries] of keys that a query does not see."""
     _, part, seen = unit
     keys = jnp.broadcast_to(inputs.keys[:, :seen], (LANES, seen)).T
     visible = jnp.tile(keys, (1, (part.stop - part.start) // LANES)) == inputs.queries[:, part]
@@ -412,21 +413,21 @@ def _of_seen(inputs: Operands, scores: Array, unit: _Unit, setting: Setting) -> 
 
 
 def _in_band(unit: _Unit, start: int, setting: Setting) -> slice:
-    """The lines of `_band` for the unit's keys and the 128 queries from `start` on."""
+    """Return the lines of `_band` for the unit's keys and the 128 queries from `start` on."""
     first = _whole(setting.n) - LANES - start
     return slice(first, first + unit.seen)
 
 
 def _turn(inputs: Operands) -> tuple[Array, Array]:
-    """The row and the block of lanes."""
+    """Return the grid step's row and block of lanes."""
     outer, inner = pl.program_id(0), pl.program_id(1)
     return (outer, inner) if inputs.distances is None else (inner, outer)
 
 
 def _keep(inputs: Operands, unit: _Unit, setting: Setting) -> Array:
-    """bool[keys, queries]: what `noise.dropout` keeps of these elements of [heads, n, length].
+    """Return bool[keys, queries]: what `noise.dropout` keeps of these elements of [heads, n, length].
 
-    LONGEST keeps them far below the number that `noise.bits` counts, so all have the row's own key.
+    LONGEST keeps their number far below `noise.COUNTED`, so all of them use the row's key.
     """
     (row, block), part, noise = _turn(inputs), unit.part, inputs.noise
     first = (block * (LANES // setting.head_dim) + unit.head) * setting.n + part.start
@@ -437,5 +438,5 @@ def _keep(inputs: Operands, unit: _Unit, setting: Setting) -> Array:
 
 
 def _rows(x: Array, unit: _Unit, setting: Setting) -> Array:
-    """x [lanes, n] -> those of the unit's head."""
+    """Return the lanes of the unit's head: x [lanes, n] -> [head_dim, n]."""
     return x[unit.head * setting.head_dim : (unit.head + 1) * setting.head_dim]

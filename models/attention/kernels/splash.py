@@ -18,7 +18,7 @@ BLOCKS = (512, 256, 128)
 
 
 def mixing(attention: Attention) -> Mixing:
-    """By rows where they fit."""
+    """Return how to compute an attention: by `row_attention` if it fits, else by splash attention."""
     if row_attention.fits(attention):
         return row_attention.mixing(attention)
     return Mixing(HEADS_FIRST, splash)
@@ -34,19 +34,19 @@ def splash(
     noise: Noise = None,
     interpret: bool = False,
 ) -> Array:
-    """Splash attention (TPU): q [batch, heads, queries, head_dim], k, v [batch, heads, keys, head_dim] -> like q; of a
-    mask segments and `causal`.
+    """Compute splash attention (TPU): q [batch, heads, queries, head_dim], k, v [batch, heads, keys, head_dim] -> like
+    q. It reads segments and `causal` of the mask.
 
-    Without dropout, for which there is an obstacle. Lengths are multiples of 128. On a mesh each device attends with
-    its rows, heads and queries to all of their keys.
+    There is no dropout (`_obstacles` refuses it). Lengths are multiples of 128. On a mesh each device attends with its
+    rows, heads and queries to all keys of these rows.
     interpret: run as plain operations, on any platform.
     """
 
     def attend(q: Array, k: Array, v: Array, queries: Array, keys: Array) -> Array:
         heads, length, width = q.shape[1], q.shape[2], q.shape[3]
-        of_head = splash_mask.CausalMask if mask.causal else splash_mask.FullMask  # a causal one's blocks are skipped
+        head_mask = splash_mask.CausalMask if mask.causal else splash_mask.FullMask  # causal: skips hidden blocks
         kernel = splash_kernel.make_splash_mha(
-            splash_mask.MultiHeadMask([of_head((length, k.shape[2]))] * heads),
+            splash_mask.MultiHeadMask([head_mask((length, k.shape[2]))] * heads),
             block_sizes=_blocks(length, k.shape[2]),
             head_shards=1,
             q_seq_shards=1,
@@ -74,7 +74,7 @@ def splash(
 
 
 def _blocks(queries: int, keys: int) -> splash_kernel.BlockSizes:
-    """The largest blocks that divide both sequences; the kernel's own default of 128 leaves the matrix units idle.
+    """Return the largest blocks that divide both sequences; the kernel's default of 128 leaves the matrix units idle.
 
     Positions are the minor axis, because a head's 64 numbers would be padded to 128 in memory.
     """
@@ -97,7 +97,7 @@ def _blocks(queries: int, keys: int) -> splash_kernel.BlockSizes:
 def _obstacles(attention: Attention) -> list[str]:
     length, (cut, _) = attention.length, cuts(attention)
     obstacles, by_rows = of_ranks(attention), row_attention.obstacles(attention)
-    if attention.by_distance or not by_rows:  # rows in `row_attention` alone have such a bias, and dropout
+    if attention.by_distance or not by_rows:  # only `row_attention` has such a bias, and dropout
         return obstacles + by_rows + ([] if attention.by_distance else of_bias(attention))
     obstacles += of_bias(attention) + of_length(attention)
     if attention.dropout > 0:

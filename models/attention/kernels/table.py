@@ -1,25 +1,25 @@
-"""Fused attention kernels: the same numbers as plain attention, without its [length, length] arrays.
+"""The table of fused attention kernels, which compute plain attention without its [length, length] arrays.
 
-A new kernel is a file with its `Kernel` and a line here. A kernel that is named and cannot run is an error, never the
-plain form in silence. By rule the plain form are the last layer of an encoder without a sparse pattern, read at few
-positions, and an evaluation whose memory a kernel does not take (`pretrain/training/attention_choice.py`).
+A new kernel is a file with its `Kernel` and a line here. If a kernel is named and cannot run, that is an error, never a
+silent fallback. Two cases always use plain attention: the last layer of an encoder without a sparse pattern, which is
+computed at few positions, and an evaluation whose memory no kernel takes (`pretrain/training/attention_choice.py`).
 """
 
 from models.attention.kernels import cudnn, pattern_kernel, relative_kernel, splash
 from models.attention.kernels.kernel import Attention, Kernel
 from models.core.program import PLAIN
 
-# By name. On each platform there is at most one of a kind: its form, sparse or not.
+# By name. Each platform has at most one kernel of a kind (its form, sparse or not).
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel for kernel in (splash.KERNEL, cudnn.KERNEL, relative_kernel.KERNEL, pattern_kernel.KERNEL)
 }
 
 
 def choose(named: str, form: str, attention: Attention) -> tuple[Kernel | None, list[str]]:
-    """The first of the named kernels that can compute an attention, and []; else None, and the obstacles of the first
-    kernel of its kind: form, sparse or not.
+    """Return the first of the named kernels that can compute an attention, and []; or None, and the obstacles of the
+    first named kernel of that kind (form, sparse or not).
 
-    named: names joined by '+'; ValueError for one that no kernel has.
+    named: names joined by '+'.   Raises ValueError for an unknown name.
     """
     why = []
     for name in named.split("+"):
@@ -36,7 +36,8 @@ def choose(named: str, form: str, attention: Attention) -> tuple[Kernel | None, 
 
 
 def require(named: str, form: str, attention: Attention) -> Kernel:
-    """The kernel for a layer's attention, of those named; ValueError with the reasons where none can compute it."""
+    """Return the first of the named kernels that can compute a layer's attention; raises ValueError with the reasons if
+    none can."""
     kernel, obstacles = choose(named, form, attention)
     if kernel is None:
         raise ValueError(f"attention {named} does not work here: {'; '.join(obstacles)}; or use xla")

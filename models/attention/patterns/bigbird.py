@@ -6,7 +6,7 @@ from models.attention.patterns.blocks import Blocks
 
 
 def check(pattern, depth: int, heads: int, number: int) -> None:
-    """ValueError where rows of so many blocks cannot have the pattern."""
+    """Raise ValueError if rows of `number` blocks cannot have the pattern."""
     if pattern.window % 2 == 0:
         raise ValueError(
             f"model.pattern.window={pattern.window}: must be odd, the blocks around a query's own and that one; take "
@@ -29,10 +29,10 @@ def check(pattern, depth: int, heads: int, number: int) -> None:
 
 
 def blocks(pattern, depth: int, heads: int, number: int) -> Blocks:
-    """Those of all layers, NumPy arrays [depth, ...].
+    """Return the blocks of all layers as NumPy arrays [depth, ...].
 
-    A block is drawn as often as chance has it: by pattern.random others on average, with a standard deviation of about
-    its root, in each head of each layer.
+    How many blocks draw a given block is random in each head of each layer: pattern.random on average, with a standard
+    deviation of about its square root.
     """
     first, last = _ends(pattern)
     ends, half = (*range(first), *range(number - last, number)), min(pattern.window // 2, number - 1)
@@ -48,28 +48,29 @@ def blocks(pattern, depth: int, heads: int, number: int) -> Blocks:
 
 
 def _ends(pattern) -> tuple[int, int]:
-    """Global blocks at the beginning and at the end of the row."""
+    """Return the number of global blocks at the beginning and at the end of the row."""
     return -(-pattern.global_blocks // 2), pattern.global_blocks // 2
 
 
 def _window(pattern, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of each block that is not global, the first block of its window and the one after, without global ones."""
+    """Return where the window of each block that is not global begins and ends (exclusive), without global blocks."""
     (first, last), half = _ends(pattern), pattern.window // 2
     query_blocks = np.arange(first, number - last)
     return np.maximum(query_blocks - half, first), np.minimum(query_blocks + half + 1, number - last)
 
 
 def _others(shares: np.ndarray, first: int, inner: int, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Blocks outside of windows from shares [rows, n] of [0, 1): ascending, each set of n as probable as any other.
+    """Turn shares [rows, n] in [0, 1) into n blocks outside each row's window, ascending; all sets of n are equally
+    likely.
 
-    first, inner: the blocks that there are to choose from, begins, ends: but for these of each row.
+    first, inner: choose from `inner` blocks from `first` on.   begins, ends: of each row's window, which is excluded.
     """
     free = inner - (ends - begins)
     chosen = np.empty(shares.shape, np.int64)
     for number in range(shares.shape[1]):
         left = free - number
         place = np.minimum((shares[:, number] * left).astype(np.int64), left - 1)  # among those not yet chosen
-        for earlier in range(number):  # ascending, so that each moves it past one that is taken
+        for earlier in range(number):  # ascending, so that each step passes one block that is taken
             place += place >= chosen[:, earlier]
         chosen[:, number] = place
         chosen[:, : number + 1].sort(axis=1)

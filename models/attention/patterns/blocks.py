@@ -1,4 +1,4 @@
-"""A sparse pattern as what attention computes with: which blocks of keys each block of queries sees."""
+"""A sparse pattern in the form that attention reads: which blocks of keys each block of queries sees."""
 
 import dataclasses
 
@@ -11,15 +11,15 @@ from jax import Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """Of one layer; of all layers with [depth] before each array, as `stack` takes it.
+    """The blocks of one layer, or, with [depth] before each array, of all layers, as `stack` takes them.
 
-    A query of block i sees the keys of the blocks i + offsets that there are, of `columns` and of drawn[:, i]; queries
-    of `rows` see all keys. A block that is named by an offset and a column is seen once; each time that it is drawn it
-    is seen once more, so drawn ones are others, but where a test repeats an implementation that has them twice.
+    A query of block i sees the keys of the existing blocks i + offsets, of `columns` and of drawn[:, i]; queries of
+    `rows` see all keys. A block named by both an offset and a column counts once; each time that it is drawn it counts
+    once more. So drawn blocks must differ from the others, except in tests against an implementation that repeats them.
 
     drawn: i32[heads or 1, query blocks, n], -1 for none; n may be 0.
-    reach: i32[heads or 1] or None; of the blocks at `offsets` only keys at most so many tokens away are seen,
-    dilation: i32[heads or 1], and at a distance that is a multiple of it; None with reach.
+    reach: i32[heads or 1] or None; in the blocks at `offsets`, only keys at most this many tokens away are seen,
+    dilation: i32[heads or 1], and only at distances that are multiples of it; None if reach is None.
     block: tokens of a block.   offsets, columns, rows: ascending; static.
     The last block of a row may be shorter than the others.
     """
@@ -38,12 +38,12 @@ class Blocks:
         return self.drawn.shape[-2]
 
     def sizes(self, length: int) -> np.ndarray:
-        """Tokens of each block of a row of this length."""
+        """Return the tokens in each block of a row of this length."""
         return np.minimum(self.block, length - np.arange(self.number) * self.block)
 
 
 def earlier(blocks: Blocks) -> Blocks:
-    """Blocks of NumPy arrays without those after the queries' own, but for `columns` and in `rows`."""
+    """Drop `offsets` and `drawn` blocks after the query's own, in Blocks of NumPy arrays; keep `columns` and `rows`."""
     after = blocks.drawn > np.arange(blocks.number)[:, None]
     left = np.sort(np.where(after | (blocks.drawn < 0), blocks.number, blocks.drawn), axis=-1)
     most = int((left < blocks.number).sum(-1).max(initial=0))
@@ -53,7 +53,7 @@ def earlier(blocks: Blocks) -> Blocks:
 
 
 def counts(blocks: Blocks, length: int) -> Array:
-    """How often each query sees each key: i32[heads or 1, length, length]; the definition, dense."""
+    """Return how often each query sees each key, i32[heads or 1, length, length]: the dense definition."""
     number, position = blocks.number, jnp.arange(length)
     block = position // blocks.block
     offset = block[None, :] - block[:, None]  # [queries, keys]

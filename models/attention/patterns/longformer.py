@@ -1,6 +1,6 @@
 """Longformer's pattern (Beltagy et al. 2020, arXiv:2004.05150, section 3.1): sliding windows, some of them dilated.
 
-Its global tokens are not here: they are chosen in each row (`Mask.globals`).
+Its global tokens are not part of the pattern: each row chooses its own (`Mask.globals`).
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ from models.attention.patterns.blocks import Blocks
 
 
 def check(pattern, depth: int, heads: int, number: int) -> None:
-    """ValueError where these layers and heads cannot have the pattern."""
+    """Raise ValueError if these layers, heads and rows of `number` blocks cannot have the pattern."""
     if odd := [window for window in pattern.windows if window % 2]:
         raise ValueError(
             f"model.pattern.windows={list(pattern.windows)}: must be even, half on each side of a query; take "
@@ -17,7 +17,7 @@ def check(pattern, depth: int, heads: int, number: int) -> None:
         )
     if (widest := max(pattern.dilations)) >= (row := number * pattern.block):
         raise ValueError(
-            f"model.pattern.dilations={list(pattern.dilations)}: {widest} tokens away a row of {row} has none to see; "
+            f"model.pattern.dilations={list(pattern.dilations)}: {widest} reaches beyond a row of {row} tokens; "
             "lower it"
         )
     for name, values, parts in ("windows", pattern.windows, "layers"), ("dilations", pattern.dilations, "heads"):
@@ -30,7 +30,7 @@ def check(pattern, depth: int, heads: int, number: int) -> None:
 
 
 def blocks(pattern, depth: int, heads: int, number: int) -> Blocks:
-    """Those of all layers, NumPy arrays [depth, ...]."""
+    """Return the blocks of all layers as NumPy arrays [depth, ...]."""
     dilation = np.broadcast_to(np.array(pattern.dilations, np.int32), (depth, len(pattern.dilations)))
     reach = np.array(pattern.windows, np.int64)[:, None] // 2 * dilation  # beyond the row there is nothing to see
     reach = np.minimum(reach, number * pattern.block).astype(np.int32)

@@ -1,4 +1,4 @@
-"""How many pairs of a query and a key a sparse pattern lets attention compute, from its tables alone."""
+"""How many (query, key) pairs attention computes under a sparse pattern, counted from its tables alone."""
 
 import numpy as np
 
@@ -7,10 +7,10 @@ from models.attention.patterns.pattern import DENSE, Pattern, on_host
 
 
 def pairs(pattern: Pattern, depth: int, heads: int, length: int, chosen: int = 0, causal: bool = False) -> np.ndarray:
-    """Of each layer, in a row of this length, the mean over its heads: f64[depth]; the sum of `counts`.
+    """Return the pairs of each layer in a row of this length, the mean over its heads, f64[depth]: the sum of `counts`.
 
-    chosen: tokens of the row that see all and that all see beside the pattern (`Mask.globals`); the mean over all ways
-    to choose so many.   causal: whether a query sees no key after itself.
+    chosen: number of global tokens that the row names (`Mask.globals`); the result is the mean over all ways to choose
+    them.   causal: whether a query sees no key after itself.
     """
     whole = length * (length + 1) / 2 if causal else float(length**2)
     if pattern.name == DENSE:
@@ -20,12 +20,12 @@ def pairs(pattern: Pattern, depth: int, heads: int, length: int, chosen: int = 0
     seen = _everywhere(blocks, sizes, causal) + _near(blocks, sizes, causal) + _drawn(blocks, sizes, causal)
     if not chosen:
         return seen
-    hidden = (length - chosen) * (length - chosen - 1) / (length * (length - 1))  # where neither token is a chosen one
+    hidden = (length - chosen) * (length - chosen - 1) / (length * (length - 1))  # share with neither token chosen
     return whole - (whole - seen) * hidden
 
 
 def _between(sizes: np.ndarray, queries: np.ndarray, keys: np.ndarray, causal: bool) -> np.ndarray:
-    """Pairs of two blocks of these numbers that both lie in the row."""
+    """Return the pairs of tokens of two blocks, given by their numbers in the row."""
     query_sizes = sizes[queries]
     if not causal:
         return query_sizes * sizes[keys]
@@ -35,26 +35,26 @@ def _between(sizes: np.ndarray, queries: np.ndarray, keys: np.ndarray, causal: b
 
 
 def _others(blocks: Blocks) -> np.ndarray:
-    """The blocks whose queries do not see all."""
+    """Return the blocks whose queries do not see all keys."""
     return np.setdiff1d(np.arange(blocks.number), blocks.rows)
 
 
 def _everywhere(blocks: Blocks, sizes: np.ndarray, causal: bool) -> int:
-    """Pairs of the rows that see all, and of the columns that all see."""
+    """Return the pairs of the rows that see all keys and of the columns that all queries see."""
     rows, columns = np.array(blocks.rows, int)[:, None], np.array(blocks.columns, int)
     of_rows = _between(sizes, rows, np.arange(blocks.number), causal).sum()
     return of_rows + _between(sizes, _others(blocks)[:, None], columns, causal).sum()
 
 
 def _drawn(blocks: Blocks, sizes: np.ndarray, causal: bool) -> np.ndarray:
-    """f64[depth]."""
+    """Return the pairs of drawn blocks, f64[depth]."""
     drawn, queries = blocks.drawn[:, :, _others(blocks)], _others(blocks)[:, None]
     found = np.where(drawn >= 0, _between(sizes, queries, np.maximum(drawn, 0), causal), 0)
     return found.sum((2, 3)).mean(1)
 
 
 def _near(blocks: Blocks, sizes: np.ndarray, causal: bool) -> np.ndarray:
-    """f64[depth] of the window, without what the columns have."""
+    """Return the pairs of the window that are not in columns, f64[depth]."""
     if blocks.reach is None:
         return np.full(len(blocks.drawn), _window(blocks, sizes, causal), float)
     reach, dilation = np.broadcast_arrays(blocks.reach, blocks.dilation)
@@ -65,7 +65,7 @@ def _near(blocks: Blocks, sizes: np.ndarray, causal: bool) -> np.ndarray:
 
 
 def _window(blocks: Blocks, sizes: np.ndarray, causal: bool, *limits: int) -> int:
-    """The same of one head, whose reach and dilation are the limits, if it has any."""
+    """Return the same for one head.   limits: its reach and dilation, if the pattern has them."""
     found = 0
     for offset in blocks.offsets:
         queries = _others(blocks)
@@ -81,8 +81,8 @@ def _window(blocks: Blocks, sizes: np.ndarray, causal: bool, *limits: int) -> in
 def near(
     block: int, offset: int, query_sizes: np.ndarray, key_sizes: np.ndarray, causal: bool, reach: int, dilation: int
 ) -> np.ndarray:
-    """Pairs i64[n] of queries in blocks of `query_sizes` tokens and keys in blocks of `key_sizes`, offset away, within
-    limits."""
+    """Return the pairs i64[n] within reach and dilation between queries in blocks of `query_sizes` tokens and keys in
+    blocks of `key_sizes` tokens, `offset` blocks away."""
     shift = np.arange(1 - block, block)  # of a key in its block against the query in its own
     distance = offset * block + shift
     allowed = (abs(distance) <= reach) & (distance % dilation == 0) & ((distance <= 0) | (not causal))

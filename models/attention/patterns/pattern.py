@@ -1,7 +1,7 @@
-"""Which keys the queries of a row see: a sparse pattern as a config field, its tables made on the host by NumPy.
+"""Sparse attention patterns as a config field; NumPy builds their tables on the host.
 
-A pattern is drawn in blocks of tokens, so that what computes it touches the blocks that it names and no others. Tables
-depend on nothing but the fields, the layer, the head and the length: every host, restart and mesh has the same ones.
+A pattern is made of blocks of tokens, so that attention touches only the blocks that it names. Tables depend only on
+the fields, the layer, the head and the length: every host, restart and mesh builds the same ones.
 """
 
 import dataclasses
@@ -24,21 +24,21 @@ RANGES |= {"random": COUNT_OR_NONE, "global_blocks": COUNT_OR_NONE, "seed": SEED
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """PATTERNS says which fields a pattern reads; others have no effect on it."""
+    """A pattern and its settings. PATTERNS says which fields each pattern reads; the others have no effect on it."""
 
     name: str = DENSE  # dense, bigbird, longformer, strided or fixed
     block: int = 64  # tokens of a block
-    window: int = 3  # bigbird: blocks around a query's own, with it; odd
-    random: int = 3  # bigbird: further blocks, drawn for each layer, head and block of queries
-    global_blocks: int = 2  # bigbird: blocks that see all and that all see, at both ends of the row
-    seed: int = 0  # bigbird: of the drawn blocks
-    # longformer: even, tokens around a query; of each layer, or one for all. All layers cost what the widest one does,
+    window: int = 3  # bigbird: blocks in the window around a query's own block, which counts; odd
+    random: int = 3  # bigbird: random blocks, drawn for each layer, head and block of queries
+    global_blocks: int = 2  # bigbird: blocks that see all and that all see, split between both ends of the row
+    seed: int = 0  # bigbird: random seed of the drawn blocks
+    # longformer: tokens around a query, even; one for each layer or one for all; all layers cost what the widest does
     windows: tuple[int, ...] = (512,)
-    # and all heads: distances between those tokens; of each head, or one for all; what lies between is computed, too
+    # longformer: distance between those tokens; one for each head or one for all; skipped tokens are computed, too
     dilations: tuple[int, ...] = (1,)
-    stride: int = 8  # strided: blocks on each side of a query's own, and from one further block to the next
-    # fixed: blocks of each part that the row is cut into; a query sees its own part
-    summary: int = 1  # fixed: blocks at the end of each part, that all see
+    # strided: blocks on each side of a query's own, and distance in blocks between those beyond
+    stride: int = 8  # fixed: blocks of each part that the row is cut into; a query sees its own part
+    summary: int = 1  # fixed: blocks at the end of each part, which all queries see
 
     def __post_init__(self):
         if self.name not in (DENSE, *PATTERNS):
@@ -51,11 +51,11 @@ class Pattern:
 
 
 class Made(NamedTuple):
-    """How a pattern is made.
+    """How a pattern is built.
 
     blocks: (pattern, depth, heads, number of blocks) -> Blocks of NumPy arrays [depth, ...].
-    check: (the same) -> None; ValueError names the setting that they cannot have.
-    fields: of Pattern, those that it reads beside its name.
+    check: (the same) -> None; raises ValueError that names a setting that does not fit the others.
+    fields: the fields of Pattern that it reads besides its name.
     """
 
     blocks: Callable[[Pattern, int, int, int], Blocks]
@@ -72,30 +72,31 @@ PATTERNS: Mapping[str, Made] = {
 
 
 def fields_of(name: str) -> tuple[str, ...]:
-    """The fields beside its name that a pattern reads."""
+    """Return the fields that a pattern reads besides its name."""
     return () if name == DENSE else PATTERNS[name].fields
 
 
 def check(pattern: Pattern, depth: int, heads: int, length: int) -> None:
-    """ValueError, a line that names the setting, where these layers and heads cannot have it in such rows."""
+    """Raise ValueError, a line that names the setting, if these layers, heads and rows cannot have the pattern."""
     if pattern.name != DENSE:
         PATTERNS[pattern.name].check(pattern, depth, heads, -(-length // pattern.block))
 
 
 def encoders(config) -> dict[str, tuple[int, int]]:
-    """Of a config with a pattern, depth and heads of what has it: '' for the model, or its parts by their names."""
+    """Return (depth, heads) of each part of a model that has the config's pattern, by name; '' if it is the model."""
     if not hasattr(config, "pattern"):
         return {}
     parts = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    of = {"": config} if "heads" in parts else {name: part for name, part in parts.items() if hasattr(part, "heads")}
-    return {name: (part.depth, part.heads) for name, part in of.items()}
+    stacks = {"": config} if "heads" in parts else {name: p for name, p in parts.items() if hasattr(p, "heads")}
+    return {name: (part.depth, part.heads) for name, part in stacks.items()}
 
 
 def blocks_of(pattern: Pattern, depth: int, heads: int, length: int, causal: bool = False) -> Blocks | None:
-    """The arrays [depth, ...] of all layers for rows of this length, for `stack`'s states; None where all see all.
+    """Return the arrays [depth, ...] of all layers for rows of this length, for `stack`'s states; None for full
+    attention.
 
-    causal: without the blocks after a query's own, which a causal mask hides.
-    ValueError where a mesh cuts rows into other than whole blocks, or does not divide the heads.
+    causal: leave out the blocks after a query's own, which a causal mask hides.
+    Raises ValueError if a mesh cuts rows into parts that are not whole blocks, or does not divide the heads.
     """
     if pattern.name == DENSE:
         return None
@@ -109,7 +110,7 @@ def blocks_of(pattern: Pattern, depth: int, heads: int, length: int, causal: boo
 
 
 def on_host(pattern: Pattern, depth: int, heads: int, length: int, causal: bool = False) -> Blocks:
-    """The same as NumPy arrays, of a pattern that is not dense."""
+    """Return the same as NumPy arrays, for a pattern that is not dense."""
     check(pattern, depth, heads, length)
     return _made(PATTERNS[pattern.name].blocks, pattern, depth, heads, -(-length // pattern.block), causal)
 
@@ -119,5 +120,5 @@ def _made(blocks: Callable, pattern: Pattern, depth: int, heads: int, number: in
     made = blocks(pattern, depth, heads, number)
     made = earlier(made) if causal else made
     for array in jax.tree.leaves(made):
-        array.setflags(write=False)  # all who ask for it get this one
+        array.setflags(write=False)  # all callers share it
     return made

@@ -1,8 +1,8 @@
 """The Sparse Transformer's two patterns (Child et al. 2019, arXiv:1904.10509, section 4.3), block by block.
 
-A block of queries sees a block of keys where by the paper's equations, with a stride of whole blocks, one of its
-queries sees one of those keys. Every head has both factors of a pattern, which the paper calls merged heads (section
-4.2); under `Mask.causal` that is the paper's attention, in an encoder it is the same towards both sides.
+A block of queries sees a block of keys if, by the paper's equations with a stride of whole blocks, any of its queries
+sees any of those keys. Every head has both factors of a pattern, which the paper calls merged heads (section 4.2). With
+`Mask.causal` this is the paper's attention; in an encoder it extends to both sides.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from models.attention.patterns.blocks import Blocks
 
 
 def check_strided(pattern, depth: int, heads: int, number: int) -> None:
-    """ValueError where in rows of so many blocks all would see all."""
+    """Raise ValueError if in rows of `number` blocks every query would see every key."""
     if number <= pattern.stride:
         raise ValueError(
             f"model.pattern.stride={pattern.stride}: a row has {number} blocks of {pattern.block}; lower it, or take "
@@ -20,17 +20,17 @@ def check_strided(pattern, depth: int, heads: int, number: int) -> None:
 
 
 def check_fixed(pattern, depth: int, heads: int, number: int) -> None:
-    """The same, and where all blocks would be summaries."""
+    """Raise the same, and ValueError if all blocks would be summaries."""
     check_strided(pattern, depth, heads, number)
     if pattern.summary >= pattern.stride:
         raise ValueError(
-            f"model.pattern.summary={pattern.summary}: must be below model.pattern.stride={pattern.stride}, of whose "
-            "blocks it says how many all see"
+            f"model.pattern.summary={pattern.summary}: must be below model.pattern.stride={pattern.stride}, because it "
+            "is the number of these blocks that all queries see"
         )
 
 
 def strided(pattern, depth: int, heads: int, number: int) -> Blocks:
-    """The blocks at most a stride away, and all at a distance of whole strides; NumPy arrays [depth, ...]."""
+    """Return the blocks at most a stride away, and those a multiple of the stride away; NumPy arrays [depth, ...]."""
     stride, block = pattern.stride, np.arange(number)
     away = block[None] - block[:, None]
     drawn = _listed((abs(away) > stride) & (away % stride == 0))
@@ -38,7 +38,8 @@ def strided(pattern, depth: int, heads: int, number: int) -> Blocks:
 
 
 def fixed(pattern, depth: int, heads: int, number: int) -> Blocks:
-    """The blocks of the own stride, strides counted from the row's start, and the last ones of every stride."""
+    """Return the blocks of the query's own stride, strides counted from the row's start, and the last blocks of every
+    stride."""
     stride, block = pattern.stride, np.arange(number)
     summary = block % stride >= stride - pattern.summary
     together = block[None] // stride == block[:, None] // stride
@@ -47,11 +48,11 @@ def fixed(pattern, depth: int, heads: int, number: int) -> Blocks:
 
 
 def _listed(named: np.ndarray) -> np.ndarray:
-    """bool[..., blocks] -> i32[..., n], the numbers of those that are true, ascending, then -1."""
+    """Return the indices of true values, ascending, then -1: bool[..., blocks] -> i32[..., n]."""
     order = np.argsort(~named, axis=-1, kind="stable")[..., : int(named.sum(-1).max())]
     return np.where(np.take_along_axis(named, order, -1), order, -1).astype(np.int32)
 
 
 def _of_all(drawn: np.ndarray, depth: int, **static) -> Blocks:
-    """Blocks that all layers and heads have."""
+    """Return Blocks that are the same in all layers and heads."""
     return Blocks(np.broadcast_to(drawn, (depth, 1, *drawn.shape)), **static)

@@ -9,10 +9,8 @@ WINDOW, DRAWN, GLOBAL = 1, 2, 3
 
 
 def table(pattern: Pattern, depth: int, heads: int, length: int, layer: int, head: int) -> np.ndarray:
-    """u8[query blocks, key blocks]: WINDOW, DRAWN, GLOBAL (a column that all see, or a row that sees all), or 0.
-
-    Of a pattern that is not dense, for a layer and a head of so many. 0 is where no query sees any key.
-    """
+    """Return u8[query blocks, key blocks] of a pattern that is not dense, for one layer and head: WINDOW, DRAWN, GLOBAL
+    (a column that all see, or a row that sees all), or 0 where no query sees any key."""
     blocks = on_host(pattern, depth, heads, length)
     at = lambda array: array[layer, min(head, array.shape[1] - 1)]
     sizes, query_blocks = blocks.sizes(length), np.arange(blocks.number)
