@@ -1,4 +1,4 @@
-"""Normalisation."""
+"""Layer norm and RMS norm."""
 
 import functools
 
@@ -44,7 +44,7 @@ def _norm_forward(x, scale, bias, epsilon, dtype):
     x = kept(x)
     wide = x.astype(jnp.float32)
     mean = kept(wide.mean(-1, keepdims=True))
-    if x.dtype == jnp.bfloat16:  # both sums in one pass; x's rounding hides more digits than the difference loses
+    if x.dtype == jnp.bfloat16:  # both sums in one pass; the difference loses fewer digits than x's rounding
         variance = jnp.maximum(jnp.square(wide).mean(-1, keepdims=True) - jnp.square(mean), 0.0)
     else:
         variance = jnp.square(wide - mean).mean(-1, keepdims=True)
@@ -58,7 +58,7 @@ def _norm_backward(epsilon, dtype, residuals, g):
     hat = (x.astype(jnp.float32) - mean) * inverse
     scaled = g * scale
     dx = inverse * (scaled - scaled.mean(-1, keepdims=True) - hat * (scaled * hat).mean(-1, keepdims=True))
-    shared = tuple(range(int(scale.ndim > 1), g.ndim - 1))  # all but the last, or all but rows and the last: `per_row`
+    shared = tuple(range(int(scale.ndim > 1), g.ndim - 1))  # all axes but the last and, after `per_row`, the first
     summed = lambda wide: wide.sum(shared).reshape(scale.shape)
     return dx.astype(x.dtype), summed(g * hat), summed(g)
 

@@ -1,4 +1,4 @@
-"""Chosen positions of rows."""
+"""Gathering and writing chosen positions of rows."""
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,9 @@ from models.core.sharding import constrain, current_rules
 
 
 def gather_positions(x: Array, positions: Array) -> Array:
-    """x [batch, length, ...] at positions i32[batch, n] -> [batch, n, ...].
+    """Gather x [batch, length, ...] at positions i32[batch, n] -> [batch, n, ...].
 
-    On a mesh each device reads its own rows; where rows are cut, its own part of them, and the parts add up.
+    On a mesh each device reads its own rows. If rows are cut, it reads its own part, and the parts are summed.
     """
     rules = current_rules()
     if rules is None:
@@ -26,7 +26,7 @@ def gather_positions(x: Array, positions: Array) -> Array:
         inside = jnp.expand_dims((at >= 0) & (at < x.shape[1]), tuple(range(2, x.ndim)))
         return jax.lax.psum(jnp.where(inside, _take(x, at), 0), cut)
 
-    # Other axes of the mesh stay the compiler's: heads side by side in x's last axis lie as they did.
+    # The compiler handles the other axes of the mesh: heads side by side in x's last axis stay as they are.
     take, specs = _take, (PartitionSpec(rows, cut), PartitionSpec(rows))
     if manual:
         take = jax.shard_map(of_part, mesh=rules.mesh, in_specs=specs, out_specs=specs[1], axis_names=manual)
@@ -34,10 +34,10 @@ def gather_positions(x: Array, positions: Array) -> Array:
 
 
 def put_positions(x: Array, values: Array, positions: Array, slots: Array | None = None) -> Array:
-    """x [batch, length, width] with values [batch, n, width] at positions i32[batch, n]; -1 is nowhere.
+    """Write values [batch, n, width] into x [batch, length, width] at positions i32[batch, n]; -1 writes nothing.
 
-    slots: i32[batch, length], where x's vectors are in the row; None for one after the other.
-    A product with ones and zeros: each device of a mesh writes its own rows.
+    slots: i32[batch, length], the positions of x's vectors in the row; by default 0, 1, 2, ...
+    This is a product with ones and zeros, so that each device of a mesh writes its own rows.
     """
     slots = jnp.arange(x.shape[1])[None] if slots is None else slots
     matches = positions[:, :, None] == slots[:, None, :]  # [batch, n, length]

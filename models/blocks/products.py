@@ -1,5 +1,5 @@
-"""Products of activations and weights. Weights' gradients leave them in float32: devices and microbatches add such
-gradients up, and a sum in bfloat16 would round at every addition."""
+"""Matrix products of activations and weights. The gradients of weights are float32: devices and microbatches add them
+up, and a sum in bfloat16 would round at every addition."""
 
 import functools
 
@@ -12,15 +12,16 @@ from models.core.sharding import constrain, current_rules
 
 
 def product(x: Array, w: Array, held: Array | None = None) -> Array:
-    """x [..., in] @ w f32[in, out] -> [..., out] in x's dtype.
+    """Return x [..., in] @ w f32[in, out], [..., out] in x's dtype.
 
-    held: x as it is `kept`, for the gradient alone. What the way forward reads too JAX keeps rounded, to what it is;
-    XLA:TPU does that apart, and does not write x into a loop's stack where it computes it.
+    held: x marked as `kept`, read by the gradient only. If the forward pass also reads a kept array, JAX inserts a
+    rounding to its own dtype, which XLA:TPU runs as a separate operation instead of writing x directly into the loop's
+    stack.
     """
     if current_rules() is not None and not cpu.are_turned():
-        # Rows and positions may be cut over different axes of the mesh.
+        # Keep the axes apart: the mesh may cut rows and positions over different axes.
         return _product(x, w, held)
-    # One [rows, in] x [in, out] product: XLA:CPU is slower on [batch, length, in].
+    # As one [rows, in] x [in, out] product, because XLA:CPU is slower on [batch, length, in].
     flat = lambda x: None if x is None else x.reshape(-1, x.shape[-1])
     return _product(flat(x), w, flat(held)).reshape(*x.shape[:-1], w.shape[-1])
 
@@ -47,14 +48,14 @@ _product.defvjp(_product_forward, _product_gradients)
 
 
 def row_product(x: Array, g: Array) -> Array:
-    """x [rows, in], g [rows, out] -> x.T @ g f32[in, out], the gradient of a weight."""
+    """Return x.T @ g f32[in, out] for x [rows, in] and g [rows, out]: the gradient of a weight."""
     direct = lambda x, g: jnp.matmul(x.T, g, preferred_element_type=jnp.float32)
     return jax.lax.platform_dependent(x, g, cpu=cpu.weight_gradient, default=direct)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def contraction(equation: str, x: Array, w: Array) -> Array:
-    """jnp.einsum(equation, x, w) as float32, multiplied in x's dtype; w float32."""
+    """Return jnp.einsum(equation, x, w) as float32, multiplied in x's dtype; w is float32."""
     return _contraction_forward(equation, x, w)[0]
 
 
@@ -76,12 +77,12 @@ contraction.defvjp(_contraction_forward, _contraction_gradients)
 
 @jax.custom_vjp
 def table_scores(hidden: Array, table: Array, bias: Array) -> Array:
-    """hidden [n, width], table f32[vocab, width] -> their dot products plus bias f32[vocab]: f32[n, vocab]."""
+    """Return the dot products of hidden [n, width] and table f32[vocab, width] plus bias f32[vocab]: f32[n, vocab]."""
     return _scores_forward(hidden, table, bias)[0]
 
 
 def _scores_forward(hidden: Array, table: Array, bias: Array) -> tuple[Array, tuple[Array, Array]]:
-    table = constrain(table.astype(hidden.dtype), "vocab", None)  # gathered after the cast: half the bytes
+    table = constrain(table.astype(hidden.dtype), "vocab", None)  # cast before the all-gather, to halve its bytes
     direct = lambda hidden, table: jnp.einsum("nw,vw->nv", hidden, table, preferred_element_type=jnp.float32)
     return jax.lax.platform_dependent(hidden, table, cpu=cpu.scores, default=direct) + bias, (hidden, table)
 

@@ -1,4 +1,4 @@
-"""The stack of layers: repeated patterns of them, each with its parameters or in groups that share them."""
+"""The stack of layers: a repeated pattern of layers with parameters of their own, or shared in groups."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
@@ -14,10 +14,10 @@ from models.core.program import KEPT, Program
 
 
 class Stacked(NamedTuple):
-    """What one place of the pattern has.
+    """The layers at one place of the pattern.
 
-    params: of the layers there, with a row for each turn of the pattern.   indices: the layers' numbers.
-    states: those of the layers there.   shared: parameters with a row for each group of turns.
+    params: their parameters, with a row for each repetition ("turn") of the pattern.   indices: the layers' numbers.
+    states: the layers' states.   shared: parameters with a row for each group of turns.
     """
 
     params: Params
@@ -41,17 +41,17 @@ def stack(
 ):
     """Apply `depth` layers to x, [batch, length, width] or a pytree of arrays like it.
 
-    -> (the last layer's x, what the layers put out beside it stacked [depth, ...]).
+    -> (the last layer's x, the layers' other outputs, stacked [depth, ...]).
 
-    pattern: unbound modules that take turns until there are `depth` layers, a multiple of their number. Each is called
-    as layer(x, shared, noise, state, slots) -> (x, output) and keeps the shape of x; no output is None.
-    shared: what all layers get, like a Mask.   noise: folded by the layer's number.
-    slots: i32[batch, n], positions at which alone the last layer's output is read; the last layer alone gets them and
-    gives [batch, n, width].   states: arrays [depth, ...], like a memory or a cache, of which `state` is the layer's.
-    sharing: names of those of a layer's parameters that turns share, in so many groups of consecutive ones.
+    pattern: unbound modules, repeated until there are `depth` layers, a multiple of their number. Each is called as
+    layer(x, shared, noise, state, slots) -> (x, output) and keeps the shape of x; output may be None.
+    shared: passed to all layers, like a Mask.   noise: folded with the layer's number.
+    slots: i32[batch, n], the only positions at which the last layer's output is needed; only the last layer gets them,
+    and returns [batch, n, width].   states: arrays [depth, ...], like a memory or a cache; a layer gets its own row.
+    sharing: names of the parameters of a layer that turns share, in `groups` groups of consecutive turns.
 
-    The parameters are always stored stacked, whether the program scans or unrolls: under 'layers' [turns or groups,
-    ...], or under 'layers/0', 'layers/1' ... for a pattern of several layers.
+    Parameters are always stored stacked, whether the program scans or unrolls: under 'layers' [turns or groups, ...],
+    or under 'layers/0', 'layers/1' ... for a pattern of several layers.
     """
     period, turns = len(pattern), depth // len(pattern)
     if depth % period:
@@ -62,19 +62,19 @@ def stack(
     state = jax.tree.map(lambda array: array[0], states)
 
     def init(key: Array) -> Params:
-        def of_place(module: nn.Module, key: Array) -> Params:
-            one = lambda key: module.init(key, x, shared, None, state, None)["params"]
-            names = jax.eval_shape(one, key)
-            made = {number: jax.vmap(one)(jax.random.split(key, number)) for number in {*map(rows, names)}}
-            return {name: made[rows(name)][name] for name in names}
+        def init_place(module: nn.Module, key: Array) -> Params:
+            init_layer = lambda key: module.init(key, x, shared, None, state, None)["params"]
+            names = jax.eval_shape(init_layer, key)
+            stacks = {number: jax.vmap(init_layer)(jax.random.split(key, number)) for number in {*map(rows, names)}}
+            return {name: stacks[rows(name)][name] for name in names}
 
         if period == 1:
-            return of_place(pattern[0], key)
-        return {str(place): of_place(pattern[place], key) for place, key in enumerate(jax.random.split(key, period))}
+            return init_place(pattern[0], key)
+        return {str(place): init_place(pattern[place], key) for place, key in enumerate(jax.random.split(key, period))}
 
-    # `param` would trace all layers' `init` once more wherever they are given, to compare shapes: layers do that.
-    given = parent.get_variable("params", LAYERS)
-    params = parent.param(LAYERS, init) if given is None else given
+    # With existing parameters, `param` would trace `init` of all layers to compare shapes, which the layers do anyway.
+    existing = parent.get_variable("params", LAYERS)
+    params = parent.param(LAYERS, init) if existing is None else existing
     places = [params] if period == 1 else [params[str(place)] for place in range(period)]
     _check(places, sharing, rows)
     sharing = sharing if groups < turns else ()
@@ -85,7 +85,7 @@ def stack(
 
 
 def _stacked(places: list[Params], states, sharing: Collection[str], depth: int) -> list[Stacked]:
-    """What each place has of the layers' parameters and states."""
+    """Return each place's part of the layers' parameters and states."""
     numbers, stacked = jnp.arange(depth), []
     for place, params in enumerate(places):
         indices, of_place = jax.tree.map(lambda array, place=place: array[place :: len(places)], (numbers, states))
@@ -96,7 +96,7 @@ def _stacked(places: list[Params], states, sharing: Collection[str], depth: int)
 
 
 def _check(places: list[Params], sharing: Collection[str], rows: Callable[[str], int]) -> None:
-    """ValueError for stacks of another number of layers or groups, and for a name that no layer has."""
+    """Raise ValueError for stacks with a wrong number of layers or groups, and for a shared name that no layer has."""
     for name, tree in (item for place in places for item in place.items()):
         found = {len(leaf) for leaf in jax.tree.leaves(tree)} - {rows(name)}
         if found:
@@ -107,7 +107,7 @@ def _check(places: list[Params], sharing: Collection[str], rows: Callable[[str],
 
 
 def _layer(module: nn.Module, shared, noise: Noise, program: Program) -> Callable:
-    """(x, Stacked's row, slots) -> (x, output)."""
+    """Return a layer as a function: (x, one row of Stacked, slots) -> (x, output)."""
 
     def apply(x, row: Stacked, *slots: Array):
         keys = None if noise is None else fold(noise, row.indices)
@@ -120,9 +120,9 @@ def _layer(module: nn.Module, shared, noise: Noise, program: Program) -> Callabl
 
 
 def _scan(layers, stacked: list[Stacked], turns: int, groups: int, x, slots: Array | None):
-    """A loop over the turns of each group.
+    """Run each group's turns as a loop.
 
-    What they share is taken out of the loop: a slice inside would be kept for the backward pass, once for every layer.
+    Shared parameters are sliced outside of the loop: a slice inside would be kept for the backward pass of every layer.
     """
     outputs = []
 
@@ -149,7 +149,7 @@ def _scan(layers, stacked: list[Stacked], turns: int, groups: int, x, slots: Arr
 
 
 def _unroll(layers, stacked: list[Stacked], turns: int, groups: int, x, slots: Array | None):
-    """Every layer by itself."""
+    """Run every layer without a loop."""
     by_turn = [_rows(place._replace(shared={}), turns) for place in stacked]
     shared = [_rows(place.shared, groups) for place in stacked]
     outputs = []
@@ -163,23 +163,23 @@ def _unroll(layers, stacked: list[Stacked], turns: int, groups: int, x, slots: A
 
 
 def _rows(tree, number: int) -> list:
-    """Each array cut into its rows once: w[i] per layer copies more."""
+    """Cut each array into its rows once; indexing w[i] for each layer would copy more."""
     arrays, structure = jax.tree.flatten(tree)
     rows = [jnp.unstack(array) for array in arrays]
     return [structure.unflatten([row[i] for row in rows]) for i in range(number)]
 
 
 def _interleaved(put: list):
-    """The outputs of each place of the pattern [turns, ...] -> of the layers in turn [turns * places, ...]."""
+    """Join the outputs of the pattern's places, [turns, ...] each, in the order of layers, [turns * places, ...]."""
     if len(put) == 1:
         return put[0]
     return jax.tree.map(lambda *of_places: jnp.stack(of_places, 1).reshape(-1, *of_places[0].shape[1:]), *put)
 
 
-# Our own and cuDNN's, as JAX names what calls them. It would keep them in the recomputation, whatever is read of it.
+# Primitives of our own kernels and of cuDNN's. Unless their results are kept, remat runs them again, needed or not.
 _KERNELS = ("pallas_call", "dot_product_attention_fwd_wrapper")
 
 
 def _is_kept(primitive, *avals, **parameters) -> bool:
-    """The policy of remat 'dots'."""
+    """Decide what remat 'dots' keeps."""
     return primitive.name in _KERNELS or primitive.name == "name" and parameters["name"] == KEPT

@@ -1,17 +1,17 @@
-"""Rows of parameter tables and names in Hugging Face, for the blocks that families share."""
+"""Parameter table rows and Hugging Face names of the blocks that families share."""
 
 import operator
 
 from models.core.family import Converter
 from models.core.parameters import Parameter, Slot
 
-PADDING = 1  # the id of the padding token in RoBERTa and its descendants, which count positions from there on
+PADDING = 1  # id of the padding token in RoBERTa and its descendants, whose positions start after it
 
 
 def embedding_parameters(prefix: str, hf: dict[str, str], before: int = 0) -> list[Parameter]:
-    """Table rows of `Embeddings`; hf: checkpoint part -> prefix of its names there.
+    """Return the table rows of `Embeddings`.   hf: checkpoint part -> prefix of its names there.
 
-    before: rows that the table of positions has there before that of the first token, the `padding_positions`.
+    before: number of rows before the first token's in Hugging Face's position table, the `padding_positions`.
     """
     name = lambda suffix: {part: Slot(base + suffix) for part, base in hf.items()}
     axis = 0 if before else None
@@ -27,7 +27,7 @@ def embedding_parameters(prefix: str, hf: dict[str, str], before: int = 0) -> li
 
 
 def norm_parameters(prefix: str, axes: tuple, hf: dict[str, str]) -> list[Parameter]:
-    """Table rows of `Norm`."""
+    """Return the table rows of `Norm`."""
     return [
         Parameter(f"{prefix}/scale", axes, {part: Slot(f"{base}.weight") for part, base in hf.items()}),
         Parameter(f"{prefix}/bias", axes, {part: Slot(f"{base}.bias") for part, base in hf.items()}),
@@ -35,7 +35,7 @@ def norm_parameters(prefix: str, axes: tuple, hf: dict[str, str]) -> list[Parame
 
 
 def dense_parameters(prefix: str, axes: tuple, hf: dict[str, str]) -> list[Parameter]:
-    """Table rows of `Dense`; axes: ([layers,] in, out)."""
+    """Return the table rows of `Dense`.   axes: ([layers,] in, out)."""
     return [
         Parameter(f"{prefix}/kernel", axes, {part: Slot(f"{base}.weight", "T") for part, base in hf.items()}),
         Parameter(f"{prefix}/bias", axes[:-2] + axes[-1:], {part: Slot(f"{base}.bias") for part, base in hf.items()}),
@@ -43,7 +43,7 @@ def dense_parameters(prefix: str, axes: tuple, hf: dict[str, str]) -> list[Param
 
 
 def layer_parameters(prefix: str, part: str, hf: str) -> list[Parameter]:
-    """Table rows of a stack of `TransformerLayer`; hf: the model's prefix there, like 'bert'."""
+    """Return the table rows of a stack of `TransformerLayer`.   hf: the model's prefix in Hugging Face, like 'bert'."""
     layer = f"{hf}.encoder.layer.{{layer}}"
 
     def dense(path, axes, name):
@@ -65,10 +65,11 @@ def layer_parameters(prefix: str, part: str, hf: str) -> list[Parameter]:
 
 
 def gpt_layer_parameters(layer: str) -> list[Parameter]:
-    """Table rows of a stack of `TransformerLayer` as GPT and GPT-2 name it; layer: the name of one there."""
+    """Return the table rows of a stack of `TransformerLayer` with the names of GPT and GPT-2.   layer: prefix of a
+    layer's names in Hugging Face."""
 
     def dense(path: str, axes: tuple[str, str], name: str, axis: int | None = None) -> list[Parameter]:
-        # Stored as [in, out], like ours; of one tensor query, key and value side by side.
+        # Stored as [in, out], like ours; one tensor holds query, key and value side by side.
         slot = lambda kind, along: {"model": Slot(f"{layer}.{name}.{kind}", axis=along)}
         kernel = Parameter(f"layers/{path}/kernel", ("layers", *axes), slot("weight", axis))
         bias = Parameter(f"layers/{path}/bias", ("layers", axes[1]), slot("bias", None if axis is None else 0))
@@ -92,7 +93,7 @@ def gpt_layer_parameters(layer: str) -> list[Parameter]:
 
 
 def token_head_parameters(prefix: str, dense: str, norm: str, bias: str, part: str = "model") -> list[Parameter]:
-    """Table rows of a `TokenHead`, with its names in Hugging Face."""
+    """Return the table rows of a `TokenHead`.   dense, norm, bias: its names in Hugging Face."""
     return [
         *dense_parameters(f"{prefix}/dense", ("width", "embedding"), {part: dense}),
         *norm_parameters(f"{prefix}/norm", ("embedding",), {part: norm}),
@@ -101,7 +102,7 @@ def token_head_parameters(prefix: str, dense: str, norm: str, bias: str, part: s
 
 
 def same_dropout(hf: str) -> Converter:
-    """The one rate of dropout under a further name, that of a class's heads, and as it is read: under the name `hf`."""
+    """Write the model's dropout under one more name, for a class's heads; it is read under the name `hf` instead."""
     return Converter("dropout", operator.attrgetter("dropout"), operator.itemgetter(hf))
 
 
@@ -125,7 +126,7 @@ HF_SETTINGS = {
     "initializer_range": "init_std",
 }
 HF_ASSUMED = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
-# The same of GPT, GPT-2 and CTRL
+# The same for GPT, GPT-2 and CTRL
 GPT_FIELDS = {
     "vocab_size": "vocab_size",
     "n_positions": "positions",
@@ -135,13 +136,13 @@ GPT_FIELDS = {
     "layer_norm_epsilon": "norm_epsilon",
 }
 GPT_SETTINGS = {"embd_pdrop": "dropout", "resid_pdrop": "dropout", "initializer_range": "init_std"}
-# GPT's width inside the feed-forward block, which its published files do not tell
+# GPT's width inside the feed-forward block, which published config.json files may leave out
 GPT_INNER = Converter(
     "feed_forward",
     lambda config: config.feed_forward,
     lambda fields: fields.get("n_inner") or 4 * fields["n_embd"],
 )
-# RoBERTa's tables of positions have rows before the first token's, which "max_position_embeddings" counts
+# RoBERTa's position table has rows before the first token's, which "max_position_embeddings" includes
 OFFSET_POSITIONS = Converter(
     "positions",
     lambda config: config.positions + PADDING + 1,

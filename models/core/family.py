@@ -1,6 +1,6 @@
-"""What a model family declares once: its parameter table, sizes and Hugging Face names.
+"""The declaration of a model family: its parameter table, sizes, heads and Hugging Face names.
 
-Sharding, weight decay, per-layer optimiser rules, import, export and the golden tests all read the same table.
+Sharding, weight decay, per-layer optimizer rules, import, export and the golden tests all read the same table.
 """
 
 import dataclasses
@@ -17,20 +17,20 @@ from models.core.program import Program
 
 
 class Shape(Protocol):
-    """The sizes of a batch: the phase of a training, which may have more."""
+    """The sizes of a batch; a training phase has these fields and more."""
 
     batch_size: int
     length: int
 
 
-Inputs = Mapping[str, Array]  # what a model is given of a batch: name -> [rows, *its shape]
+Inputs = Mapping[str, Array]  # a model's inputs from a batch: name -> [rows, *shape of the input]
 
 
 class Input(NamedTuple):
-    """An array that a model is given of each row.
+    """An input array of a model, for one row.
 
-    shape: numbers and names, 'length' for one; where a name stands in several shapes it is the same number.
-    required: whether rows without it are refused; the model looks whether it has those that are not.
+    shape: numbers and names such as 'length'; a name stands for the same number in all inputs.
+    required: whether rows without it are refused; the model itself checks for inputs that are not required.
     """
 
     shape: tuple[int | str, ...]
@@ -39,10 +39,10 @@ class Input(NamedTuple):
 
 
 class Converter(NamedTuple):
-    """A config field that config.json holds in another form.
+    """A config field that has another form in config.json.
 
-    path: of the field; dots lead into nested configs.   write: config -> what config.json holds under the name.
-    read: what config.json holds under all names -> the field's value; KeyError for a name that it lacks and needs.
+    path: of the field; dots lead into nested configs.   write: config -> the value in config.json.
+    read: the contents of config.json -> the field's value; KeyError for a missing name that it needs.
     """
 
     path: str
@@ -52,10 +52,10 @@ class Converter(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Head:
-    """What reads hidden states, with parameters of its own.
+    """A head: a module with its own parameters that reads hidden states.
 
-    name: under which its parameters lie beside the trunk's.   module: (config, program) -> the Flax module, called
-    with what it reads and the table of the tokens' embeddings.
+    name: key of its parameters beside the trunk's.   module: (config, program) -> the Flax module, called with what it
+    reads and the token embedding table.
     parameters: its rows of the parameter table.   reads: the head whose output it reads; '' for hidden states.
     """
 
@@ -66,36 +66,37 @@ class Head:
 
     @property
     def is_nameless(self) -> bool:
-        """Whether its parameters have no place in Hugging Face."""
+        """Whether no Hugging Face checkpoint has its parameters."""
         return not any(row.hf for row in self.parameters)
 
 
 def dense_there(config: Any, heads: Collection[str]) -> list[str]:
-    """What a class without sparse attention computes otherwise."""
+    """Return how a class without sparse attention differs from the model as trained, see `HuggingFace.otherwise`."""
     pattern = getattr(config, "pattern", None)
     sparse = pattern is not None and pattern.name != type(pattern)().name
     return [f"all tokens see all, whatever model.pattern.name={pattern.name} says"] if sparse else []
 
 
 class HuggingFace(NamedTuple):
-    """One Hugging Face checkpoint that a family reads and writes; or, for a model that has no class there, a folder of
-    our own of the same files.
+    """One Hugging Face checkpoint that a family reads and writes; or, for a model without a class there, a folder of
+    the same files in our own format.
 
-    folder: where it lies below the export directory ('' for the directory itself).
+    folder: its place in the export directory ('' for the directory itself).
     architectures: transformers class -> the heads of a model of this class.
-    constants: what config.json says of every such model.
-    fields: name in config.json -> config field it holds; dots lead into nested configs ('generator.width').
-        A `Converter` where it holds it in another form.
-    settings: the same for fields that belong to a training, not to the weights: dropout rates.
-    tied: tensor that is not stored -> the stored one that it equals.
-    untied: tensor that folders may lack which transformers wrote as if it were tied -> what to do then.
-    trunk: how the names of all tensors below the heads begin.
-    pair: two texts, A and B, as the model is trained on them, with the roles of the special tokens around them; None
-        where nothing is expected of a tokenizer.
-    prepare: the options of `python -m data_pipelines prepare` that make a tokenizer which writes that.
-    otherwise: (config, heads) -> what the class computes otherwise than the model was trained, one phrase for each.
-    assumed: name in config.json -> its value, where it says one; with another the class computes otherwise.
-    of_softmax: tensors that its classes with heads lack.
+    constants: entries of config.json that are the same for every model.
+    fields: name in config.json -> config field; dots lead into nested configs ('generator.width'). A `Converter` for a
+        field that has another form there.
+    settings: the same for fields that belong to training, not to the weights, such as dropout rates.
+    tied: tensor that is not stored -> the stored tensor that it equals.
+    untied: tensor that may be missing because transformers saved it as if it were tied -> what to do then.
+    trunk: prefix of the names of all tensors that are not in heads.
+    pair: the form of two texts, A and B, in training, with the roles of the special tokens around them; None if the
+        tokenizer need not write pairs.
+    prepare: options of `python -m data_pipelines prepare` that make a tokenizer which writes pairs in this form.
+    otherwise: (config, heads) -> how the class differs from the model as trained, one phrase for each difference.
+    assumed: name in config.json -> the value that it must have, if present; with another the class computes something
+        else.
+    of_softmax: tensors that classes with heads lack.
     """
 
     folder: str
@@ -117,18 +118,19 @@ class Family(NamedTuple):
     """One model family.
 
     config: its frozen dataclass.   sizes: published name -> config.
-    inputs: name -> Input, by the names of the rows' arrays: what objectives hand to its methods and to `__call__`,
-        which calls all its parts once, for initialisation.
-    trunk: (config, program) -> the Flax module; of a family with heads, a `WithHeads`.
+    inputs: name of a batch's array -> Input; objectives pass these to its methods and to `__call__`, which calls all
+        parts once, for initialisation.
+    trunk: (config, program) -> the Flax module; a `WithHeads` if the family has heads.
     table: config -> the trunk's rows of the parameter table, in a stable order.
-    heads: what may read the trunk.
+    heads: the heads that can read the trunk.
     hf: checkpoint part -> HuggingFace.
-    seen: (config, Shape) -> share of the pairs of a query and a key that queries see, of all that attention without
-        blocks computes (the scope PAIRS).
-    attention: its form, 'self' or 'relative', for which there are kernels; '' without attention.
-    attentions: (config, Shape, memory) -> what a kernel is asked for, memory the earlier tokens that are remembered.
-    continues: the registry's name of another family whose weights one of this may begin with -> path of a parameter ->
-        the path there of that which it begins as, where it is not the same.
+    seen: (config, Shape) -> the share of (query, key) pairs that queries see, of all pairs that attention without
+    blocks
+        computes (the scope PAIRS).
+    attention: its form, 'self' or 'relative', which kernels must match; '' without attention.
+    attentions: (config, Shape, memory) -> the attentions that a kernel may compute.   memory: remembered tokens.
+    continues: registry name of another family whose weights may initialise a model of this one -> path of a parameter
+        here -> its path there, where they differ.
     """
 
     config: type
@@ -144,22 +146,23 @@ class Family(NamedTuple):
     continues: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 
     def module(self, config: Any, program: Program, heads: Collection[str] = ()) -> nn.Module:
-        """The trunk with the heads of these names."""
+        """Return the trunk with the heads of these names."""
         read = tuple(head for head in self.heads if head.name in heads)
         return self.trunk(config, program, heads=read) if read else self.trunk(config, program)
 
     def parameters(self, config: Any, heads: Collection[str] = ()) -> list[Parameter]:
-        """The parameter table of `module`."""
+        """Return the parameter table of `module`."""
         read = [head for head in self.heads if head.name in heads]
         return [*self.table(config), *(row for head in read for row in head.parameters)]
 
     def every_parameter(self, config: Any) -> list[Parameter]:
-        """The same with the rows of all heads, whatever a model has."""
+        """Return the parameter table with all heads of the family."""
         return self.parameters(config, [head.name for head in self.heads])
 
     def heads_with(self, names: Collection[str]) -> tuple[str, ...]:
-        """The heads of a model in which these are trained: those of the Hugging Face class that has them and the fewest
-        others; where there is none, these and what they read. No class has those without a name there."""
+        """Return the heads of a model that trains the given ones: those of the Hugging Face class that has them and the
+        fewest others, or, without such a class, these and the heads that they read. Heads that Hugging Face does not
+        have are added."""
         named = [head for head in self.heads if head.name in names]
         read, beside = {head.reads for head in named} - {""}, tuple(head.name for head in named if head.is_nameless)
         wanted = {*names} - {*beside} | read
@@ -169,17 +172,17 @@ class Family(NamedTuple):
 
 
 def unfit_inputs(declared: Mapping[str, Input], rows: Mapping[str, tuple]) -> list[str]:
-    """What rows, name -> (shape, dtype, ...), lack of the declared inputs or have in another form."""
-    found, sizes = [], {}
+    """Return how rows, name -> (shape, dtype, ...), differ from the declared inputs, one phrase for each input."""
+    problems, sizes = [], {}
     for name, (shape, dtype, required) in declared.items():
         if name not in rows:
-            found += [f"{name} is missing"] * required
+            problems += [f"{name} is missing"] * required
             continue
-        given, kind = rows[name][:2]
-        fits = len(given) == len(shape) and all(
+        row_shape, kind = rows[name][:2]
+        fits = len(row_shape) == len(shape) and all(
             size == (sizes.setdefault(axis, size) if isinstance(axis, str) else axis)
-            for axis, size in zip(shape, given, strict=True)
+            for axis, size in zip(shape, row_shape, strict=True)
         )
         if not fits or np.dtype(kind) != dtype:
-            found.append(f"{name} is {np.dtype(kind)}{list(given)} in place of {dtype}{list(shape)}")
-    return found
+            problems.append(f"{name} is {np.dtype(kind)}{list(row_shape)} in place of {dtype}{list(shape)}")
+    return problems

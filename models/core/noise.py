@@ -1,8 +1,8 @@
 """Device noise as a counter hash: dropout masks and Gumbel noise keyed by (seed, step, row of the global batch, site).
 
-Every number is a function of its row's key and its index inside the row, so microbatches, meshes and device counts
-all draw the same noise, on every platform. `jax.random` cannot promise that cheaply: threefry is twenty rounds
-where this hash is two, and vmapped `rbg` keys draw other numbers than single ones.
+Every number is a function of its row's key and its index inside the row, so the noise does not depend on microbatches,
+mesh, device count or platform. `jax.random` cannot promise that cheaply: threefry takes twenty rounds where this hash
+takes two, and vmapped `rbg` keys draw other numbers than single keys.
 """
 
 import math
@@ -14,9 +14,9 @@ from jax import Array
 
 from models.core.parameters import Noise
 
-_GOLDEN = 0x9E3779B9  # 2**32 / golden ratio, odd: steps through all of 2**32
+_GOLDEN = 0x9E3779B9  # 2**32 / golden ratio; odd, so its multiples run through all of 2**32
 _M1, _M2 = 0x7FEB352D, 0x846CA68B  # the 'lowbias32' multipliers of C. Wellons' hash prospector (2018)
-COUNTED = 2**32  # elements of a row that `spread` tells apart
+COUNTED = 2**32  # how many elements of a row `spread` can tell apart
 
 
 def _mix(x: Array) -> Array:
@@ -26,7 +26,7 @@ def _mix(x: Array) -> Array:
 
 
 def fold(keys: Array, tag: Array | int) -> Array:
-    """Noise for one use: u32[..., 2] and an integer (or integers that broadcast with [...]) -> u32[..., 2]."""
+    """Derive keys for one use: u32[..., 2] and an integer (or integers that broadcast with [...]) -> u32[..., 2]."""
     tag = jnp.asarray(tag).astype(jnp.uint32) * jnp.uint32(_GOLDEN)
     first = _mix(keys[..., 0] ^ _mix(tag + jnp.uint32(1)))
     second = _mix(keys[..., 1] + tag ^ first)
@@ -34,15 +34,15 @@ def fold(keys: Array, tag: Array | int) -> Array:
 
 
 def row_keys(seed: Array | int, step: Array | int, rows: Array) -> Array:
-    """One key per row of the global batch: rows i32[batch] -> u32[batch, 2]."""
+    """Return one key per row of the global batch: rows i32[batch] -> u32[batch, 2]."""
     seeds = jnp.full((rows.shape[0], 2), seed, jnp.uint32)
     return fold(fold(seeds, step), rows)
 
 
 def bits(keys: Array, shape: tuple[int, ...]) -> Array:
-    """32 random bits per element: keys u32[batch, 2] -> u32[batch, *shape].
+    """Return 32 random bits per element: keys u32[batch, 2] -> u32[batch, *shape].
 
-    A row of more elements than can be counted is cut along its first axes into slices with a key each.
+    A row of more than COUNTED elements is cut along its first axes into slices, each with its own key.
     """
     cut = _slices(shape)
     leading, counted = shape[:cut], shape[cut:]
@@ -58,9 +58,9 @@ def bits(keys: Array, shape: tuple[int, ...]) -> Array:
 
 
 def bits_at(keys: Array, shape: tuple[int, ...], at: Sequence[Array]) -> Array:
-    """`bits` of some elements alone: those at `at`, an index i32[batch or 1, ...] for each axis of shape.
+    """Return `bits` of only the elements at `at`, an index i32[batch or 1, ...] for each axis of shape.
 
-    The indices are broadcast together, and are multiplied before: what is left for each element is a sum.
+    Indices are multiplied before they are broadcast together, which leaves one sum for each element.
     """
     cut = _slices(shape)
     keys = keys.reshape(-1, *(1,) * (at[0].ndim - 1), 2)
@@ -74,35 +74,36 @@ def bits_at(keys: Array, shape: tuple[int, ...], at: Sequence[Array]) -> Array:
 
 
 def _slices(shape: tuple[int, ...]) -> int:
-    """Leading axes of a row of this shape that count its slices, so that each has no more elements than are counted."""
+    """Return how many leading axes cut a row of this shape into slices of at most COUNTED elements."""
     return next(axis for axis in range(len(shape) + 1) if math.prod(shape[axis:]) <= COUNTED)
 
 
 def spread(index: Array) -> Array:
-    """Elements' indices in their row u32[...] -> where they begin, but for the first word of the row's key."""
+    """Turn elements' indices in their row, u32[...], into inputs of `hashed`; the key's first word is still to add."""
     return index * jnp.uint32(_GOLDEN)
 
 
 def hashed(x: Array, second: Array) -> Array:
-    """32 random bits for each element of u32[...] that begins at x; the second word of the row's key."""
+    """Return 32 random bits for each element of x u32[...], from `spread` plus the first word of the row's key.
+    second: the key's second word."""
     x = (x ^ (x >> 16)) * jnp.uint32(_M1)
-    x = x ^ second  # between the rounds, or two keys whose first words are near would share shifted streams
+    x = x ^ second  # between the rounds: otherwise keys with nearby first words would share shifted streams
     x = (x ^ (x >> 15)) * jnp.uint32(_M2)
     return x ^ (x >> 16)
 
 
 def ahead(keys: Array, number: Array | int) -> Array:
-    """Noise whose elements are those of keys u32[batch, 2] from this number on, in a row of at most COUNTED."""
+    """Return keys whose noise is that of keys u32[batch, 2] from element `number` on, in rows of at most COUNTED."""
     return keys.at[:, 0].add(spread(jnp.asarray(number).astype(jnp.uint32)))
 
 
 def stays(bits: Array, rate: float) -> Array:
-    """Whether dropout at this rate keeps the elements with these bits."""
+    """Return whether dropout at this rate keeps the elements with these bits."""
     return bits >= jnp.uint32(round(rate * 2**32))
 
 
 def site(keys: Noise, tag: int) -> Noise:
-    """The keys for one place in the model that draws noise; None without noise."""
+    """Return the keys for one place in the model that draws noise; None without noise."""
     return None if keys is None else fold(keys, tag)
 
 
@@ -114,7 +115,7 @@ def dropout(x: Array, rate: float, keys: Array | None) -> Array:
 
 
 def gumbel(keys: Array, shape: tuple[int, ...]) -> Array:
-    """Standard Gumbel noise f32[batch, *shape]; argmax(logits + noise) samples softmax(logits)."""
-    # The middles of 2**23 intervals of (0, 1). With 2**24 the last middle rounds to 1, whose noise is infinite.
+    """Return standard Gumbel noise f32[batch, *shape]; argmax(logits + noise) samples softmax(logits)."""
+    # Midpoints of 2**23 intervals of (0, 1). With 2**24 the last midpoint would round to 1, whose noise is infinite.
     uniform = (bits(keys, shape) >> 9).astype(jnp.float32) * 2.0**-23 + 2.0**-24
     return -jnp.log(-jnp.log(uniform))

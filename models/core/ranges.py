@@ -1,11 +1,11 @@
-"""What a number in a config may be."""
+"""Ranges of numbers in configs."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 
 class Range(NamedTuple):
-    """words: for the message.   holds: whether a number lies in it; nan lies in none."""
+    """words: description for error messages.   holds: whether a number lies in the range; NaN lies in none."""
 
     words: str
     holds: Callable[[float], bool]
@@ -15,7 +15,7 @@ class Range(NamedTuple):
 COUNT = Range("at least 1 and below 2**31", lambda x: 1 <= x < 2**31)
 COUNT_OR_NONE = Range("at least 0 and below 2**31", lambda x: 0 <= x < 2**31)
 SEED = Range("at least 0 and below 2**32", lambda x: 0 <= x < 2**32)
-# Above it float32, in which they are computed with, is infinite.
+# Larger values become infinite in float32, the dtype of the computation.
 LARGEST = 3.4e38
 POSITIVE = Range(f"above 0 and below {LARGEST:g}", lambda x: 0 < x < LARGEST)
 NOT_NEGATIVE = Range(f"at least 0 and below {LARGEST:g}", lambda x: 0 <= x < LARGEST)
@@ -24,7 +24,7 @@ RATE = Range("in [0, 1)", lambda x: 0 <= x < 1)
 
 
 def check_ranges(config, ranges: Mapping[str, Range], prefix: str) -> None:
-    """ValueError for the first field that is out of its range.   prefix: what stands before its name: 'model.'."""
+    """Raise ValueError for the first field that is out of its range.   prefix: of its name in the message, 'model.'."""
     for field, allowed in ranges.items():
         value = getattr(config, field)
         if not allowed.holds(value):

@@ -1,6 +1,7 @@
-"""Where activations lie on a mesh: models name the axes of an array, and the rules in force place it.
+"""Sharding of activations on a mesh: models name the axes of an array, and the rules in force place it.
 
-Nothing here knows a mesh's shape; `tpu/rules.py` makes the rules, and who traces a program puts them in force.
+Nothing here knows a mesh's shape; `tpu/rules.py` makes the rules, and the code that traces a program puts them in
+force.
 """
 
 import contextlib
@@ -18,7 +19,8 @@ Axes = tuple[str | None, ...]
 
 
 class Rules(NamedTuple):
-    """mesh: its devices.   spec: (axes of an activation, its shape) -> how it is cut; ValueError where that fails."""
+    """mesh: the device mesh.   spec: (axes of an activation, its shape) -> how it is sharded; ValueError if it cannot
+    be."""
 
     mesh: Mesh
     spec: Callable[[Axes, tuple[int, ...]], PartitionSpec]
@@ -38,12 +40,12 @@ def placed_by(rules: Rules | None) -> Iterator[None]:
 
 
 def current_rules() -> Rules | None:
-    """The rules in force, None where there is no mesh of several devices."""
+    """Return the rules in force; None without a mesh of several devices."""
     return _rules.get()
 
 
 def constrain(x: Array, *axes: str | None) -> Array:
-    """x cut over the mesh by the names of its axes ('batch', 'length', 'heads', ...); without rules, x itself."""
+    """Shard x over the mesh by the names of its axes ('batch', 'length', 'heads', ...); without rules, return x."""
     rules = _rules.get()
     if rules is None:
         return x
@@ -51,11 +53,12 @@ def constrain(x: Array, *axes: str | None) -> Array:
 
 
 def per_row(vector: Array, x: Array) -> Array:
-    """A parameter that broadcasts to x [rows, ...]: itself, or [rows, ...] of x's rank, a copy for each row.
+    """Return a parameter that broadcasts to x [rows, ...]: the vector itself, or a copy for each row, of x's rank.
 
-    Copies where slices of TPUs share the rows, and the vector is the same at all of a row's positions: their gradient
-    is summed over positions before it is over rows. XLA:TPU sums the latter with what goes between slices, and would
-    read all of x again for it. Not where `sequence` cuts positions, which would exchange the sums of each row.
+    Copies are made if several TPU slices share the rows and the vector is the same at all positions of a row. Their
+    gradient is then summed over positions before it is summed over rows; XLA:TPU sums over rows together with the
+    exchange between slices, and would otherwise read all of x again for it. No copies are made if `sequence` cuts
+    positions, because devices would exchange the sums of each row.
     """
     rules, shape = _rules.get(), (1,) * (x.ndim - 1 - vector.ndim) + vector.shape
     if rules is None or rules.mesh.shape["slice"] == 1 or rules.mesh.shape["sequence"] > 1 or 1 not in shape[:-1]:
@@ -64,7 +67,7 @@ def per_row(vector: Array, x: Array) -> Array:
 
 
 def parts_of(axes: Axes, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Into how many parts the mesh cuts each axis of an activation; ValueError where it does not divide one."""
+    """Return into how many parts the mesh cuts each axis of an activation; ValueError if it does not divide one."""
     rules = _rules.get()
     if rules is None:
         return (1,) * len(axes)

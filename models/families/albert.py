@@ -1,7 +1,7 @@
 """ALBERT (Lan et al. 2020, arXiv:1909.11942): BERT's encoder with narrow embeddings and layers that share parameters.
 
-Hugging Face: AlbertForPreTraining, AlbertForMaskedLM without the pair head, and the classes of heads for tasks. Its
-`inner_group_num` is 1 here.
+Hugging Face: AlbertForPreTraining, AlbertForMaskedLM without the pair head, and the classes with task heads. Its
+`inner_group_num` is always 1 here.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from models.core.family import Converter
 from models.core.parameters import LAYERS, Parameter, Slot
 from models.core.ranges import COUNT, check_ranges
 
-# What config.sharing names -> the blocks that layers share
+# config.sharing -> the blocks that layers share
 SHARING = {
     "all": ("attention", "feed_forward"),
     "attention": ("attention",),
@@ -38,7 +38,7 @@ SHARING = {
 
 @dataclasses.dataclass(frozen=True)
 class AlbertConfig(EncoderConfig):
-    """What differs from BERT's."""
+    """The fields with other defaults than BERT's, and new ones."""
 
     vocab_size: int = 30000  # without padding rows
     embedding: int = 128  # width of the embeddings
@@ -80,7 +80,7 @@ BLOCKS = {
 
 
 def parameters(config: AlbertConfig) -> list[Parameter]:
-    """The rows of ALBERT's trunk."""
+    """Return the parameter table of ALBERT's trunk."""
     model = lambda name: {"model": name}
     table = embedding_parameters("embeddings", model("albert.embeddings."))
     table += dense_parameters("project", ("embedding", "width"), model("albert.encoder.embedding_hidden_mapping_in"))
@@ -88,25 +88,25 @@ def parameters(config: AlbertConfig) -> list[Parameter]:
         for name, axes, hf_name in rows:
             make = norm_parameters if name == "norm" else dense_parameters
             hf = model(f"albert.encoder.albert_layer_groups.{{layer}}.albert_layers.0.{hf_name}")
-            made = make(f"layers/{block}/{name}", (LAYERS, *axes), hf)
-            table += [row._replace(hf=_in_groups(config, block, row.hf)) for row in made]
+            block_rows = make(f"layers/{block}/{name}", (LAYERS, *axes), hf)
+            table += [row._replace(hf=_in_groups(config, block, row.hf)) for row in block_rows]
     return table
 
 
 def _hf_groups(config: AlbertConfig) -> int:
-    """Groups in Hugging Face, whose layers share all or nothing."""
+    """Return the number of groups in Hugging Face, whose layers share all parameters or none."""
     return config.groups if config.sharing == "all" else config.depth
 
 
 def _in_groups(config: AlbertConfig, block: str, hf: dict[str, Slot]) -> dict[str, Slot]:
-    """A block's places, in the groups of Hugging Face that it is shared by."""
+    """Return a block's slots for the groups of Hugging Face that share it."""
     groups, sets = _hf_groups(config), config.groups if block in config.shared_blocks else config.depth
     layers = None if sets == groups else {group: group * sets // groups for group in range(groups)}
     return {part: slot._replace(layers=layers) for part, slot in hf.items()}
 
 
 def _groups(fields: Mapping[str, Any]) -> int:
-    """Our groups, from a config.json."""
+    """Read our number of groups from a config.json."""
     groups = fields.get("sharing_groups")
     return fields["num_hidden_groups"] if groups is None else groups
 
@@ -114,7 +114,7 @@ def _groups(fields: Mapping[str, Any]) -> int:
 FAMILY = encoder_family(
     config=AlbertConfig,
     sizes={
-        # Trains within minutes on a CPU: no published one.
+        # Not published; trains within minutes on a CPU.
         "tiny": AlbertConfig(embedding=64, width=128, depth=2, heads=2, feed_forward=512),
         # Lan et al. 2020, table 1, and the published checkpoints (the paper's rule would give xlarge 32 heads)
         "base": AlbertConfig(),
@@ -142,7 +142,7 @@ FAMILY = encoder_family(
     fields={
         "embedding_size": "embedding",
         "num_hidden_groups": Converter("groups", _hf_groups, _groups),
-        # Two of our own, for layers that share less; transformers keeps them and does not look.
+        # Two entries of our own, for layers that share less; transformers keeps them but does not read them.
         "sharing": Converter("sharing", lambda config: config.sharing, lambda f: f.get("sharing", "all")),
         "sharing_groups": Converter("groups", lambda c: None if c.sharing == "all" else c.groups, _groups),
     },

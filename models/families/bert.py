@@ -1,6 +1,6 @@
 """BERT (Devlin et al. 2019, arXiv:1810.04805): a bidirectional Transformer encoder with post-layer norms.
 
-Hugging Face: BertForPreTraining, BertForMaskedLM without the pair head, and the classes of heads for tasks.
+Hugging Face: BertForPreTraining, BertForMaskedLM without the pair head, and the classes with task heads.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from models.blocks.heads import (
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig(EncoderConfig):
-    """As all have it."""
+    """`EncoderConfig` unchanged."""
 
 
 def _size(depth: int, width: int) -> BertConfig:

@@ -1,12 +1,13 @@
 """BigBird ITC (Zaheer et al. 2020, arXiv:2007.14062): BERT for long rows, where a query sees few blocks of keys.
 
-Global are the blocks at both ends of a row ("internal transformer construction") and the tokens that `globals` names.
-Attention dropout is applied, as in the paper; Hugging Face's sparse attention never does, and keeps the field.
+The blocks at both ends of a row are global ("internal transformer construction"), as are the tokens that `globals`
+names. Attention dropout is applied, as in the paper; Hugging Face's sparse attention keeps the field but never applies
+it.
 
-Hugging Face: BigBirdForPreTraining, BigBirdForMaskedLM without the pair head, and the classes of heads for tasks; that
-for question answering takes 1e6 from the scores of a question's tokens. Its sparse attention has a window of 3 blocks
-and 2 global ones, no other. In training it draws blocks of its own, in evaluation it has the row's first block in place
-of each; rows of no more than 5 + 2 * random blocks are dense there.
+Hugging Face: BigBirdForPreTraining, BigBirdForMaskedLM without the pair head, and the classes with task heads; the one
+for question answering subtracts 1e6 from the scores of a question's tokens. Sparse attention there always has a window
+of 3 blocks and 2 global blocks. It draws its own random blocks in training and uses the row's first block for each of
+them in evaluation; rows of up to 5 + 2 * random blocks have dense attention.
 """
 
 import dataclasses
@@ -46,7 +47,7 @@ from models.core.program import Program
 
 @dataclasses.dataclass(frozen=True)
 class BigBirdConfig(EncoderConfig):
-    """What differs from BERT's."""
+    """The fields with other defaults than BERT's."""
 
     vocab_size: int = 50358  # without padding rows
     positions: int = 4096  # the longest sequence
@@ -64,29 +65,29 @@ _ATTENTION = Converter(
 
 
 def dense_up_to(pattern: Pattern) -> int:
-    """The longest row on which transformers' BigBird has dense attention, in tokens."""
+    """Return the longest row, in tokens, on which transformers' BigBird uses dense attention."""
     return (5 + 2 * pattern.random) * pattern.block
 
 
 def _otherwise(config: BigBirdConfig, heads: Collection[str]) -> list[str]:
-    """What transformers' BigBird computes otherwise."""
-    pattern, found = config.pattern, []
+    """Return how transformers' BigBird differs from the model as trained."""
+    pattern, differences = config.pattern, []
     if pattern.name == DENSE:
-        return found
+        return differences
     if (pattern.name, pattern.window, pattern.global_blocks) != ("bigbird", 3, 2):
-        found += ["the pattern is BigBird's, with a window of 3 blocks and 2 global ones"]
+        differences += ["the pattern is BigBird's, with a window of 3 blocks and 2 global ones"]
     if pattern.random:
-        found += [
+        differences += [
             "other blocks are drawn in training (by NumPy, seeded with the layer's number), and in evaluation the "
             "first block stands for each drawn one"
         ]
-    return [*found, f"rows of up to {dense_up_to(pattern)} tokens have dense attention"]
+    return [*differences, f"rows of up to {dense_up_to(pattern)} tokens have dense attention"]
 
 
 class SpanHead(TaskHead):
-    """Scores of starts and ends after one more feed-forward block, whose residual has no dropout.
+    """Scores of starts and ends of spans, after one more feed-forward block, whose residual branch has no dropout.
 
-    feed_forward: its width inside.
+    feed_forward: width inside this block.
     """
 
     feed_forward: int = 0
@@ -94,10 +95,10 @@ class SpanHead(TaskHead):
 
     @nn.compact
     def __call__(self, hidden: Array, noise: Noise = None) -> Array:
-        """As of `TaskHead`."""
+        """See `TaskHead`."""
         dense = lambda width, name: Dense(width, self.init_std, self.dtype, name=name)
-        given = dropout(hidden, self.first_dropout, site(noise, 0))
-        inner = ACTIVATIONS[self.between](dense(self.feed_forward, "up")(given))
+        dropped = dropout(hidden, self.first_dropout, site(noise, 0))
+        inner = ACTIVATIONS[self.between](dense(self.feed_forward, "up")(dropped))
         block = dropout(dense(hidden.shape[-1], "down")(inner), self.dropout, site(noise, 1))
         hidden = Norm(self.norm_epsilon, self.dtype, name="norm")(hidden + block)
         return Dense(self.features, self.init_std, jnp.float32, name="scores")(hidden)
@@ -121,7 +122,7 @@ def _span_head(hf: str) -> Head:
 FAMILY = encoder_family(
     config=BigBirdConfig,
     sizes={
-        # Trains within minutes on a CPU: no published one.
+        # Not published; trains within minutes on a CPU.
         "tiny": BigBirdConfig(width=128, depth=2, heads=2, feed_forward=512),
         "base": BigBirdConfig(),  # Zaheer et al. 2020, table 8
         "large": BigBirdConfig(width=1024, depth=24, heads=16, feed_forward=4096),
@@ -136,7 +137,7 @@ FAMILY = encoder_family(
         _span_head("qa_classifier"),
         pooled_choice(),
     ),
-    # All classes but one have the pooler.
+    # All classes but one include the pooler.
     architectures={
         "BigBirdForMaskedLM": (TOKENS, POOLER),
         "BigBirdForPreTraining": (TOKENS, POOLER, PAIR),

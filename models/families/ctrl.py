@@ -1,4 +1,4 @@
-"""CTRL (Keskar et al. 2019, arXiv:1909.05858): a causal Transformer decoder with norms before the blocks, fixed
+"""CTRL (Keskar et al. 2019, arXiv:1909.05858): a causal Transformer decoder with norms before the blocks, sinusoidal
 positions and scaled embeddings. Its texts begin with a control code.
 
 Hugging Face: CTRLLMHeadModel and CTRLForSequenceClassification.
@@ -20,12 +20,12 @@ from models.core.family import Family, HuggingFace, Inputs
 from models.core.parameters import Parameter, Slot, parameter
 from models.core.sharding import constrain
 
-EPSILON = 1e-6  # of all norms; Hugging Face's layers keep it whatever config.json says
+EPSILON = 1e-6  # of all norms; Hugging Face's layers use it whatever config.json says
 
 
 @dataclasses.dataclass(frozen=True)
 class CTRLConfig(DecoderConfig):
-    """Sizes and rates; the published ones."""
+    """Sizes and rates; the defaults are the published ones."""
 
     vocab_size: int = 246534
     positions: int = 256
@@ -48,7 +48,7 @@ class CTRLConfig(DecoderConfig):
 
 
 class FixedPositions(nn.Module):
-    """Token embeddings times the root of their width, plus sines and cosines; the table is f32[rows, width]."""
+    """Token embeddings times the square root of their width, plus sinusoids; the table is f32[rows, width]."""
 
     vocab_size: int
     positions: int
@@ -59,16 +59,16 @@ class FixedPositions(nn.Module):
         self.tokens = token_table(self, self.vocab_size, self.width, self.init_std)
 
     def __call__(self, inputs: Inputs) -> Array:
-        """As of `Embeddings`."""
+        """See `Embeddings`."""
         tokens, positions = inputs["tokens"], inputs.get("positions")
-        of_tokens = token_rows(constrain(self.tokens, "vocab", None), tokens)
+        embedded = token_rows(constrain(self.tokens, "vocab", None), tokens)
         table = jnp.asarray(sinusoids(self.positions - 1, 0, self.width)[::-1])
-        of_positions = table[: tokens.shape[1]] if positions is None else jnp.take(table, positions, 0, mode="clip")
-        return constrain(of_tokens * self.width**0.5 + of_positions, "batch", "length", None)
+        encodings = table[: tokens.shape[1]] if positions is None else jnp.take(table, positions, 0, mode="clip")
+        return constrain(embedded * self.width**0.5 + encodings, "batch", "length", None)
 
 
 class CTRL(Decoder):
-    """The decoder, whose logits have a bias."""
+    """A decoder whose logits have a bias."""
 
     def setup(self):
         WithHeads.setup(self)
@@ -83,7 +83,7 @@ class CTRL(Decoder):
 
 
 def parameters(config: CTRLConfig) -> list[Parameter]:
-    """CTRL's parameter table."""
+    """Return CTRL's parameter table."""
     layer = "transformer.h.{layer}"
 
     def dense(path, axes, name):
@@ -110,7 +110,7 @@ def parameters(config: CTRLConfig) -> list[Parameter]:
 FAMILY = Family(
     config=CTRLConfig,
     sizes={
-        # Trains within minutes on a CPU: no published one.
+        # Not published; trains within minutes on a CPU.
         "tiny": CTRLConfig(width=128, depth=2, heads=2, feed_forward=512),
         "base": CTRLConfig(),
     },

@@ -1,8 +1,8 @@
-"""ELECTRA (Clark et al. 2020, arXiv:2003.10555): a small generator proposes tokens, a discriminator finds them.
+"""ELECTRA (Clark et al. 2020, arXiv:2003.10555): a small generator replaces tokens, a discriminator detects them.
 
-Both are BERT encoders that share one set of embeddings; each projects them to its own width where it differs.
+Both are BERT encoders that share their embeddings; each projects them to its own width if that differs.
 Hugging Face has no joint class: the discriminator is ElectraForPreTraining, the generator ElectraForMaskedLM. ENCODER
-is the discriminator's encoder as a family of its own, for tasks: ElectraForSequenceClassification and so on.
+is the discriminator's encoder as a separate family, for tasks: ElectraForSequenceClassification and so on.
 """
 
 import dataclasses
@@ -76,14 +76,14 @@ class ElectraConfig:
             check_sizes(getattr(self, tower), f"model.{tower}.")
 
     def encoder(self, part: str) -> "TowerConfig":
-        """Of one of the two encoders, with the rates of both."""
-        of_both = {name: value for name, value in vars(self).items() if not isinstance(value, Tower)}
-        return TowerConfig(**of_both, **vars(getattr(self, part)))
+        """Return the config of one of the two encoders."""
+        common = {name: value for name, value in vars(self).items() if not isinstance(value, Tower)}
+        return TowerConfig(**common, **vars(getattr(self, part)))
 
 
 @dataclasses.dataclass(frozen=True)
 class TowerConfig(EncoderConfig):
-    """An encoder's, whose layers may be of another width than its embeddings."""
+    """The config of one encoder, whose layers may differ in width from its embeddings."""
 
     embedding: int = 768  # width of the embeddings
 
@@ -93,22 +93,22 @@ class TowerConfig(EncoderConfig):
 
 
 class Encoder(nn.Module):
-    """Shared embeddings in, hidden states out."""
+    """An encoder that reads the shared embeddings."""
 
     config: TowerConfig
     program: Program
 
     @nn.compact
     def __call__(self, embedded: Array, segments: Array, noise: Noise, slots: Array | None = None) -> Array:
-        """embedded [batch, length, embedding], segments i32[batch, length] -> [batch, length, width].
+        """Run embedded [batch, length, embedding] through the layers -> [batch, length, width].
 
-        With slots i32[batch, n] -> [batch, n, width].
+        segments: i32[batch, length].   slots: i32[batch, n], the only positions to return -> [batch, n, width].
         """
         return encode(self, self.config, embedded, Mask(segments), noise, self.program, slots)
 
 
 class Generator(nn.Module):
-    """Encoder with a masked-token head over the shared token embeddings."""
+    """An encoder with a masked-token head over the shared token embeddings."""
 
     config: ElectraConfig
     program: Program
@@ -116,12 +116,12 @@ class Generator(nn.Module):
     def setup(self):
         c, dtype = self.config, self.program.compute
         self.encoder = Encoder(c.encoder("generator"), self.program)
-        # The head's activation is gelu whatever the encoder's, as in the original and in Hugging Face.
+        # The head's activation is always gelu, as in the original code and in Hugging Face.
         self.predictions = TokenHead(c.embedding, c.vocab_size, "gelu", c.norm_epsilon, c.init_std, dtype)
 
 
 class Discriminator(nn.Module):
-    """Encoder with one score per token: positive means replaced."""
+    """An encoder with one score per token: positive means replaced."""
 
     config: ElectraConfig
     program: Program
@@ -133,12 +133,12 @@ class Discriminator(nn.Module):
         self.score = Dense(1, c.init_std, jnp.float32)
 
     def __call__(self, hidden: Array) -> Array:
-        """hidden [rows, n, width] -> f32[rows, n], the logit that a token was replaced."""
+        """Return f32[rows, n], the logit that a token was replaced, for hidden [rows, n, width]."""
         return self.score(ACTIVATIONS[self.config.activation](self.dense(hidden)))[..., 0]
 
 
 class Electra(nn.Module):
-    """Generator and discriminator over one set of embeddings."""
+    """The generator and the discriminator over shared embeddings."""
 
     config: ElectraConfig
     program: Program
@@ -151,31 +151,31 @@ class Electra(nn.Module):
         self.discriminator = Discriminator(c, self.program)
 
     def generate(self, inputs: Inputs, slots: Array, noise: Noise = None) -> Array:
-        """slots i32[rows, n] -> the generator's logits f32[rows * n, padded vocab]."""
+        """Return the generator's logits f32[rows * n, padded vocab] at positions `slots` i32[rows, n]."""
         embedded = self.embeddings(inputs)
         hidden = self.generator.encoder(embedded, inputs["segments"], noise, slots)
         return self.generator.predictions(hidden, self.embeddings.tokens)
 
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
-        """The discriminator's trunk, which is what is finetuned -> [rows, length, width].
+        """Run the discriminator's trunk, the part that is finetuned -> [rows, length, width].
 
-        slots: i32[rows, n], positions to compute alone -> [rows, n, width].
+        slots: i32[rows, n], the only positions to return -> [rows, n, width].
         """
         embedded = self.embeddings(inputs)
         return self.discriminator.encoder(embedded, inputs["segments"], noise, slots)
 
     def token_scores(self, hidden: Array) -> Array:
-        """hidden [rows, n, width] -> f32[rows, n], the logit that a token was replaced."""
+        """Return f32[rows, n], the logit that a token was replaced, for hidden [rows, n, width]."""
         return self.discriminator(hidden)
 
     def __call__(self, inputs: Inputs):
-        """Both parts once, for initialisation."""
+        """Run both parts once, for initialisation."""
         logits = self.generate(inputs, inputs["tokens"][:, :1])
         return logits, self.token_scores(self.encode(inputs))
 
 
 def parameters(config: ElectraConfig) -> list[Parameter]:
-    """ELECTRA's parameter table: the shared embeddings are written to both checkpoints."""
+    """Return ELECTRA's parameter table; the shared embeddings are written to both checkpoints."""
     both = {"discriminator": "electra.embeddings.", "generator": "electra.embeddings."}
     table = embedding_parameters("embeddings", both)
     for part in ("generator", "discriminator"):
@@ -193,7 +193,7 @@ def parameters(config: ElectraConfig) -> list[Parameter]:
 
 
 def _hugging_face(tower: str, folder: str, architecture: str, tied: dict[str, str]) -> HuggingFace:
-    """One of the two Hugging Face models."""
+    """Declare one of the two Hugging Face checkpoints."""
     sizes = {name: f"{tower}.{field}" for name, field in HF_SIZES.items()}
     return HuggingFace(
         folder=folder,
@@ -208,28 +208,30 @@ def _hugging_face(tower: str, folder: str, architecture: str, tied: dict[str, st
 
 
 def seen(config: ElectraConfig, shape: Shape) -> float:
-    """The share of pairs that the pattern names, the mean of both encoders by what a pair of them costs."""
+    """Return the share of (query, key) pairs that the pattern leaves visible: the mean of both encoders, weighted by
+    the cost of a pair."""
     towers = config.generator, config.discriminator
-    of_towers = [pairs(config.pattern, tower.depth, tower.heads, shape.length).mean() for tower in towers]
-    return float(np.average(of_towers, weights=[tower.depth * tower.width for tower in towers])) / shape.length**2
+    visible = [pairs(config.pattern, tower.depth, tower.heads, shape.length).mean() for tower in towers]
+    return float(np.average(visible, weights=[tower.depth * tower.width for tower in towers])) / shape.length**2
 
 
 def attentions(config: ElectraConfig, shape: Shape, memory: int) -> list[Attention]:
-    """For kernels: all layers of both but the generator's last, which is read at few positions."""
-    asked = []
+    """Return the attentions that a kernel may compute: all layers of both encoders, except the generator's last, which
+    is computed at few positions."""
+    described = []
     for part in ("discriminator", "generator"):
         tower = getattr(config, part)
         blocks = blocks_of(config.pattern, tower.depth, tower.heads, shape.length)
         if part == "generator" and tower.depth == 1 and blocks is None:
             continue
-        asked.append(attention_of(layer_sizes(config.encoder(part)), shape.length, blocks=blocks, part=part))
-    return asked
+        described.append(attention_of(layer_sizes(config.encoder(part)), shape.length, blocks=blocks, part=part))
+    return described
 
 
 FAMILY = Family(
     config=ElectraConfig,
     sizes={
-        # Trained within minutes on a CPU: the demo's and the tests' sizes, not published ones.
+        # Not published; train within minutes on a CPU, for the demo and the tests.
         "tiny": ElectraConfig(embedding=128, discriminator=Tower(128, 2, 2, 512), generator=Tower(64, 2, 1, 256)),
         "mini": ElectraConfig(embedding=128, discriminator=Tower(256, 4, 4, 1024), generator=Tower(64, 4, 1, 256)),
         # Clark et al. 2020, table 6; generator widths: small 1/4, base 1/3, large 1/4 of the discriminator's.
@@ -268,7 +270,7 @@ ENCODER = encoder_family(
     sizes=_ENCODER_SIZES,
     table=_encoder_parameters,
     heads=(
-        task_head(CLASSIFIER, "classifier.out_proj", "classifier.dense", "gelu"),  # whatever the layers'
+        task_head(CLASSIFIER, "classifier.out_proj", "classifier.dense", "gelu"),  # whatever the layers' activation
         *WORD_HEADS,
         task_head(CHOICE, "classifier", "sequence_summary.summary", "gelu", features=1, summary=True),
     ),

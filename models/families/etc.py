@@ -1,14 +1,14 @@
-"""BigBird-ETC (Zaheer et al. 2020, arXiv:2007.14062, section 2 and table 8): an encoder of long rows with global tokens
-of their own parameters beside them, as in ETC (Ainslie et al. 2020, arXiv:2004.08483).
+"""BigBird-ETC (Zaheer et al. 2020, arXiv:2007.14062, section 2 and table 8): an encoder of long rows with additional
+global tokens, which have parameters of their own, as in ETC (Ainslie et al. 2020, arXiv:2004.08483).
 
-From the BigBird paper: window of whole blocks, 256 global tokens for 4,096, no random blocks, dropout 0.1 of attention,
-too. From ETC, section 3: four pieces of attention, relative keys in place of positions, distances clipped at 12 (as in
-its code), labels by which a global token knows the tokens that belong to it, global tokens that see all long ones.
-Projections are those of its models without sharing (166M parameters with BERT's vocabulary, 558M with RoBERTa's): two
-to queries, four each to keys and values, two of the output, and one feed-forward block for both kinds of token.
-Norms of the layers are one for both kinds, those of the embeddings are two. Decided here: all global tokens begin as
-one vector, where ETC's code looks a token up; relative keys without ETC's further labels; no loss of global tokens
-(ETC's CPC, an option there) and no BERT to begin with.
+From the BigBird paper: a window of whole blocks, 256 global tokens for 4,096, no random blocks, and dropout 0.1, also
+of attention. From ETC, section 3: four pieces of attention; relative keys instead of positions, with distances clipped
+at 12 (as in its code); labels by which a global token knows the tokens that belong to it; global tokens that see all
+long tokens. Projections are those of ETC's models without sharing (166M parameters with BERT's vocabulary, 558M with
+RoBERTa's): two to queries, four each to keys and values, two to the output, and one feed-forward block for both kinds
+of token. In a layer both kinds share a norm; embeddings have one norm for each kind. Our own choices: all global tokens
+start as the same vector, whereas ETC's code looks up a token; no further relative labels of ETC; no loss on global
+tokens (ETC's CPC, which is optional there); no initialisation from BERT.
 
 Hugging Face has no class for this model: an export holds `model.safetensors`, with the table's paths as names and
 layers stacked, and the config as `config.json`.
@@ -55,8 +55,8 @@ class EtcConfig:
     norm_epsilon: float = 1e-12  # added to the variance in norms
     init_std: float = 0.02  # of the random weights at the start
     block: int = 84  # tokens of a block
-    window: int = 3  # blocks around a long token's own that it sees, with it; odd
-    distance: int = 12  # beyond which distances are not told apart
+    window: int = 3  # blocks that a long token sees, its own in the middle; odd
+    distance: int = 12  # distances beyond this one are clipped to it
 
     def __post_init__(self):
         check_encoder(self)
@@ -69,17 +69,17 @@ class EtcConfig:
 
     @property
     def embedding(self) -> int:
-        """The width of the embeddings."""
+        """Width of the embeddings."""
         return self.width
 
     @property
     def pattern(self) -> Pattern:
-        """What long tokens see of each other."""
+        """Which long tokens see each other."""
         return Pattern("bigbird", self.block, self.window, random=0, global_blocks=0)
 
 
 class EtcEmbeddings(nn.Module):
-    """Long tokens' embeddings and the vector with which all global ones begin, each normalised."""
+    """Embeddings of long tokens and the start vector of all global tokens, each with its own norm."""
 
     config: EtcConfig
 
@@ -90,14 +90,14 @@ class EtcEmbeddings(nn.Module):
         self.norm, self.global_norm = Norm(c.norm_epsilon, jnp.float32), Norm(c.norm_epsilon, jnp.float32)
 
     def __call__(self, tokens: Array, global_segments: Array) -> tuple[Array, Array]:
-        """i32[batch, length], i32[batch, globals] -> f32[batch, length, width], f32[batch, globals, width]."""
+        """Embed i32[batch, length], i32[batch, globals] -> f32[batch, length, width], f32[batch, globals, width]."""
         long = jnp.take(constrain(self.tokens, "vocab", None), tokens, axis=0, mode="clip")
         of_globals = jnp.broadcast_to(self.global_norm(self.global_token), (*global_segments.shape, long.shape[-1]))
         return constrain(self.norm(long), "batch", "length", None), constrain(of_globals, "batch", None, None)
 
 
 class EtcLayer(nn.Module):
-    """One post-norm layer, as `stack` calls it: x (long, global), the same shapes; with slots the long ones alone."""
+    """A post-norm layer as `stack` calls it: x (long, global) -> the same shapes; slots apply to long tokens only."""
 
     config: EtcConfig
     program: Program
@@ -106,17 +106,17 @@ class EtcLayer(nn.Module):
     def __call__(
         self, x: tuple[Array, Array], shared: tuple[Sight, Sight], noise: Noise, state: None, slots: Array | None
     ) -> tuple[tuple[Array, Array], None]:
-        sizes, of_kinds = layer_sizes(self.config), (noise, site(noise, 4))  # the long ones' sites are 1 to 3
+        sizes, kind_noise = layer_sizes(self.config), (noise, site(noise, 4))  # long tokens use the sites 1 to 3
         attention = LongGlobalAttention(sizes, self.program, self.config.distance, name="attention")
         feed_forward = FeedForward(sizes, self.program.compute, name="feed_forward")
         axes = ("length" if slots is None else None, None)
-        computed = attention(x, shared, of_kinds, slots)
-        done = tuple(feed_forward(y, keys, axis) for y, keys, axis in zip(computed, of_kinds, axes, strict=False))
+        computed = attention(x, shared, kind_noise, slots)
+        done = tuple(feed_forward(y, keys, axis) for y, keys, axis in zip(computed, kind_noise, axes, strict=False))
         return done + x[len(done) :], None
 
 
 class Etc(WithHeads):
-    """The encoder."""
+    """The BigBird-ETC encoder."""
 
     def setup(self):
         super().setup()
@@ -124,9 +124,10 @@ class Etc(WithHeads):
 
     @nn.compact
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
-        """The trunk; noise u32[rows, 2] switches dropout on -> the long tokens' [rows, length, width].
+        """Run the trunk -> the long tokens' [rows, length, width]. Dropout is on if noise u32[rows, 2] is given.
 
-        slots: i32[rows, n], positions to compute alone, as far as the mathematics allows -> [rows, n, width].
+        slots: i32[rows, n], the positions whose output is wanted -> [rows, n, width]; the last layer then computes no
+        others.
         """
         c, segments, of_globals = self.config, inputs["segments"], inputs["global_segments"]
         embedded = self.embeddings(inputs["tokens"], of_globals)
@@ -140,17 +141,17 @@ class Etc(WithHeads):
         return stack(self, [layer], c.depth, x, seen, site(noise, 1), self.program, slots)[0][0]
 
     def __call__(self, inputs: Inputs):
-        """All parts once, for initialisation."""
+        """Run every part once, for initialisation."""
         return self.apply_heads(self.encode(inputs))
 
 
 def named_by_path(rows: Iterable[Parameter]) -> tuple[Parameter, ...]:
-    """Rows of the parameter table whose names in the export are their paths."""
+    """Name rows of the parameter table in the export by their paths."""
     return tuple(row._replace(hf={"model": Slot(row.path)}) for row in rows)
 
 
 def parameters(config: EtcConfig) -> tuple[Parameter, ...]:
-    """The trunk's rows of the parameter table."""
+    """Return the trunk's rows of the parameter table."""
     table = [
         Parameter("embeddings/tokens", ("vocab", "embedding"), {}),
         Parameter("embeddings/global", ("type", "embedding"), {}),
@@ -173,7 +174,7 @@ def parameters(config: EtcConfig) -> tuple[Parameter, ...]:
 
 
 def seen(config: EtcConfig, shape: Shape) -> float:
-    """The share of pairs that queries of both kinds see."""
+    """Return the share of (query, key) pairs, of both kinds of queries, that are visible."""
     length, number = shape.length, shape.globals
     hidden = length**2 - float(pairs(config.pattern, 1, 1, length)[0])
     return 1.0 - hidden / (length + number) ** 2
@@ -184,7 +185,7 @@ _TOKEN_HEAD = token_head("")
 FAMILY = Family(
     config=EtcConfig,
     sizes={
-        # Trains within minutes on a CPU: no published one.
+        # Not published; trains within minutes on a CPU.
         "tiny": EtcConfig(width=128, depth=2, heads=2, feed_forward=512, block=32),
         # Zaheer et al. 2020, table 8 and appendix E.2
         "base": EtcConfig(),

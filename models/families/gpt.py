@@ -16,7 +16,7 @@ ACTIVATIONS = {"gelu_new": "gelu", "relu": "relu"}  # -> their names in config.j
 
 @dataclasses.dataclass(frozen=True)
 class GPTConfig(DecoderConfig):
-    """Sizes and rates; the published ones."""
+    """Sizes and rates; the defaults are the published ones."""
 
     vocab_size: int = 40478
     positions: int = 512
@@ -32,13 +32,13 @@ class GPTConfig(DecoderConfig):
 
 
 class GPT(Decoder):
-    """The decoder."""
+    """A decoder with norms after the blocks."""
 
     pre_norm: bool = False
 
 
 def parameters(config: GPTConfig) -> list[Parameter]:
-    """GPT's parameter table."""
+    """Return GPT's parameter table."""
 
     def table(name: str, axis: str) -> Parameter:
         return Parameter(f"embeddings/{name}", (axis, "embedding"), {"model": Slot(f"transformer.{name}_embed.weight")})
@@ -53,7 +53,7 @@ def parameters(config: GPTConfig) -> list[Parameter]:
 FAMILY = Family(
     config=GPTConfig,
     sizes={
-        # Trains within minutes on a CPU: no published one.
+        # Not published; trains within minutes on a CPU.
         "tiny": GPTConfig(positions=256, width=128, depth=2, heads=2, feed_forward=512),
         "base": GPTConfig(),
     },

@@ -1,9 +1,8 @@
-"""GPT-2 (Radford et al. 2019): a causal Transformer decoder with norms before the blocks. GPT-3's sizes are of
-its form.
+"""GPT-2 (Radford et al. 2019): a causal Transformer decoder with norms before the blocks; also in the sizes of GPT-3.
 
-Hugging Face: GPT2LMHeadModel, and the classes of heads for tasks. GPT-3 (Brown et al. 2020, arXiv:2005.14165)
-alternates dense and locally banded layers; here, as in that class, all are dense. Of its dropout nothing is published;
-here it has none.
+Hugging Face: GPT2LMHeadModel, and the classes with task heads. GPT-3 (Brown et al. 2020, arXiv:2005.14165) alternates
+dense and locally banded layers; here, as in that class, all layers are dense. Its dropout is not published; here it
+has none.
 """
 
 import dataclasses
@@ -26,20 +25,21 @@ ASSUMED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
 
 @dataclasses.dataclass(frozen=True)
 class GPT2Config(DecoderConfig):
-    """What differs: the weights that add to the residual stream begin smaller in deeper models."""
+    """`DecoderConfig`, but the initial weights of layers that add to the residual stream are smaller in deeper
+    models."""
 
     @property
     def output_std(self) -> float:
-        """Of these weights at the start; there are two in each layer (section 2.3)."""
+        """Standard deviation of these initial weights, two in each layer (section 2.3)."""
         return self.init_std * (2 * self.depth) ** -0.5
 
 
 class GPT2(Decoder):
-    """The decoder."""
+    """A decoder with norms before the blocks."""
 
 
 def parameters(config: GPT2Config) -> list[Parameter]:
-    """GPT-2's parameter table."""
+    """Return GPT-2's parameter table."""
 
     def table(name: str, axis: str) -> Parameter:
         return Parameter(f"embeddings/{name}", (axis, "embedding"), {"model": Slot(f"transformer.w{name[0]}e.weight")})
@@ -63,7 +63,7 @@ def _gpt3(depth: int, width: int, head_dim: int) -> GPT2Config:
 FAMILY = Family(
     config=GPT2Config,
     sizes={
-        # Train within minutes on a CPU: no published ones.
+        # Not published; train within minutes on a CPU.
         "tiny": _size(2, 128, positions=512),
         "mini": _size(4, 256, positions=512),
         # Radford et al. 2019, table 2
@@ -71,14 +71,14 @@ FAMILY = Family(
         "medium": _size(24, 1024),
         "large": _size(36, 1280),
         "xl": _size(48, 1600),
-        # Brown et al. 2020, table 2.1; where heads times their width are not the width there, they are here
+        # Brown et al. 2020, table 2.1, changed where its width is not heads times their width
         "gpt3-small": _gpt3(12, 768, 64),
         "gpt3-medium": _gpt3(24, 1024, 64),
         "gpt3-large": _gpt3(24, 1536, 96),
-        "gpt3-xl": _gpt3(24, 2048, 128),  # there 24 heads
+        "gpt3-xl": _gpt3(24, 2048, 128),  # 24 heads in the table
         "gpt3-2.7b": _gpt3(32, 2560, 80),
         "gpt3-6.7b": _gpt3(32, 4096, 128),
-        "gpt3-13b": _gpt3(40, 5120, 128),  # there a width of 5,140
+        "gpt3-13b": _gpt3(40, 5120, 128),  # a width of 5,140 in the table
         "gpt3-175b": _gpt3(96, 12288, 128),
     },
     inputs=INPUTS,

@@ -1,11 +1,11 @@
 """Longformer (Beltagy et al. 2020, arXiv:2004.05150): RoBERTa for long rows, where a token sees a window around it.
 
-Each layer has a window of its own, each head may see every nth token of a wider one (dilation), and chosen tokens of
-a row, its `globals`, see all and are seen by all: what they see goes through projections of their own. Without any,
-these are not trained.
+Each layer has its own window, and each head may see every nth token of a wider window (dilation). Chosen tokens of a
+row, its `globals`, see all tokens and are seen by all; their attention has separate projections, which are not trained
+if no row has global tokens.
 
-Hugging Face: LongformerForMaskedLM and the classes of heads for tasks, which have no dilation and are told a row's
-global tokens by `global_attention_mask`.
+Hugging Face: LongformerForMaskedLM and the classes with task heads, which have no dilation and take a row's global
+tokens from `global_attention_mask`.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from models.core.parameters import LAYERS, Parameter
 
 @dataclasses.dataclass(frozen=True)
 class LongformerConfig(EncoderConfig):
-    """What differs from BERT's."""
+    """The fields with other defaults than BERT's."""
 
     vocab_size: int = 50265  # without padding rows
     positions: int = 4096  # the longest sequence
@@ -72,7 +72,7 @@ _WINDOWS = Converter(
 
 
 def _otherwise(config: LongformerConfig, heads: Collection[str]) -> list[str]:
-    """What transformers' Longformer computes otherwise."""
+    """Return how transformers' Longformer differs from the model as trained."""
     pattern = config.pattern
     if pattern.name != "longformer":
         return [f"the pattern is Longformer's, not model.pattern.name={pattern.name}"]
@@ -82,7 +82,7 @@ def _otherwise(config: LongformerConfig, heads: Collection[str]) -> list[str]:
 FAMILY = encoder_family(
     config=LongformerConfig,
     sizes={
-        # Trains within minutes on a CPU: no published one.
+        # Not published; trains within minutes on a CPU.
         "tiny": LongformerConfig(width=128, depth=2, heads=2, feed_forward=512),
         "base": LongformerConfig(),  # Beltagy et al. 2020, section 5: RoBERTa's sizes, windows of 512
         "large": LongformerConfig(width=1024, depth=24, heads=16, feed_forward=4096),

@@ -1,4 +1,4 @@
-"""All model families, found by their config's type; and what of a config a model's weights depend on."""
+"""The registry of model families, and the config fields that a model's weights depend on."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -41,51 +41,49 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(config) -> Family:
-    """The family whose config this is."""
+    """Return the family of a config, by its type."""
     return next(family for family in FAMILIES.values() if family.config is type(config))
 
 
 def name_of(config) -> str:
-    """The name of the family whose config this is."""
+    """Return the name of a config's family."""
     return next(name for name, family in FAMILIES.items() if family.config is type(config))
 
 
 def renamed(source, target) -> Mapping[str, str] | None:
-    """Path of a parameter of `target` -> that which it begins as of the model `source`, where it is not the same.
-
-    None where a model of the one config cannot begin with the weights of one of the other.
+    """Return how weights of a `source` model initialise a `target` model: path of a target's parameter -> its path in
+    the source, where they differ; None if they cannot.
     """
     if type(source) is type(target):
         return {}
     return family_of(target).continues.get(name_of(source))
 
 
-# Fields of any config that belong to a training: a model goes on with others.
+# Config fields that belong to training, not to the weights: they may change when training continues.
 SETTINGS = ("dropout", "attention_dropout", "init_std", "memory", "pattern", "block", "window", "labels")
 
 
 def weight_fields(config, prefix: str = "") -> dict[str, Any]:
-    """The fields that decide which weights a model has or what they mean, all but SETTINGS: path -> value, dots into
-    nested configs."""
-    found = {}
+    """Return the fields that decide which weights a model has or what they mean, all except SETTINGS: path -> value;
+    dots lead into nested configs."""
+    fields = {}
     for field in dataclasses.fields(config):
         value, path = getattr(config, field.name), prefix + field.name
         if field.name in SETTINGS:
             continue
         if dataclasses.is_dataclass(value):
-            found |= weight_fields(value, f"{path}.")
+            fields |= weight_fields(value, f"{path}.")
         else:
-            found[path] = value
-    return found
+            fields[path] = value
+    return fields
 
 
 def differing_fields(source, target) -> dict[str, tuple[Any, Any]]:
-    """Path -> (values of source, target) of the weight fields that keep a model of config `target` from beginning with
-    the weights of one of `source`.
+    """Return the weight fields that keep a `target` model from starting with the weights of a `source` model: path ->
+    (value of source, value of target).
 
-    What only one of them has, of a nested config that is None in the other, is None in the other; of two families the
-    fields that both have. There may be more positions than the source has, and more tokens where each has a row of its
-    own.
+    Within a family, a field of a nested config that one of them lacks counts as None; between families only the fields
+    of both are compared. The target may have more positions, and more tokens if each token has its own row.
     """
     old, new = weight_fields(source), weight_fields(target)
     compared = old | new if type(source) is type(target) else old.keys() & new.keys()

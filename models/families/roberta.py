@@ -1,8 +1,8 @@
 """RoBERTa (Liu et al. 2019, arXiv:1907.11692): BERT's encoder without token types, its pair head optional.
 
-Hugging Face: RobertaForMaskedLM, and the classes of heads for tasks. They count positions from the padding token's id 1
-on, so their table has two rows that no real token reads: what an imported model has there is kept. With the pair head
-there is no class: AutoModel reads the trunk and the pooler of the folder.
+Hugging Face: RobertaForMaskedLM, and the classes with task heads. Their positions start after the padding token's id 1,
+so their table has two rows that no real token reads; those of an imported model are kept. No class has the pair head:
+AutoModel reads the trunk and the pooler of such a folder.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from models.core.family import dense_there
 
 @dataclasses.dataclass(frozen=True)
 class RobertaConfig(EncoderConfig):
-    """What differs from BERT's."""
+    """The fields with other defaults than BERT's."""
 
     vocab_size: int = 50265  # without padding rows
     types: int = 1  # segment types; with one, only separators tell A from B
@@ -38,7 +38,7 @@ class RobertaConfig(EncoderConfig):
 
 
 def _otherwise(config: RobertaConfig, heads: Collection[str]) -> list[str]:
-    """What transformers' RoBERTa computes otherwise."""
+    """Return how transformers' RoBERTa differs from the model as trained."""
     pairs = ["there is no head for pairs, as there is no such class: AutoModel and RobertaForMaskedLM load the rest"]
     return dense_there(config, heads) + pairs * (PAIR in heads)
 
@@ -51,7 +51,7 @@ FAMILY = encoder_family(
         "large": RobertaConfig(width=1024, depth=24, heads=16, feed_forward=4096),
     },
     heads=(
-        token_head("lm_head", "dense", "layer_norm", activation="gelu"),  # whatever the layers'
+        token_head("lm_head", "dense", "layer_norm", activation="gelu"),  # whatever the layers' activation
         pooler("roberta.pooler.dense"),
         pair_head("pair"),
         task_head(CLASSIFIER, "classifier.out_proj", "classifier.dense", "tanh"),

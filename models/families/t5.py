@@ -1,8 +1,8 @@
-"""T5 (Raffel et al. 2020, arXiv:1910.10683): an encoder and a decoder whose scores know distances alone, with RMS norms
-before the blocks and no biases; T5 1.1 (Shazeer 2020, arXiv:2002.05202), ByT5 (Xue et al. 2022, arXiv:2105.13626) and
-mT5 (Xue et al. 2021, arXiv:2010.11934) with gated blocks and a softmax with weights of its own.
+"""T5 (Raffel et al. 2020, arXiv:1910.10683): an encoder and a decoder with relative position biases instead of
+positions, RMS norms before the blocks, and no other biases. T5 1.1 (Shazeer 2020, arXiv:2002.05202), ByT5 (Xue et al.
+2022, arXiv:2105.13626) and mT5 (Xue et al. 2021, arXiv:2010.11934) have gated blocks and untied output weights.
 
-Hugging Face: T5ForConditionalGeneration, MT5ForConditionalGeneration. Two texts of one row there see each other.
+Hugging Face: T5ForConditionalGeneration, MT5ForConditionalGeneration, where two texts of one row see each other.
 """
 
 import dataclasses
@@ -23,21 +23,21 @@ from models.core.sharding import constrain
 
 @dataclasses.dataclass(frozen=True)
 class T5Config:
-    """Sizes and rates; those of T5-base."""
+    """Sizes and rates; the defaults are those of T5-base."""
 
     vocab_size: int = 32128  # without padding rows
     width: int = 768  # hidden size
     depth: int = 12  # layers of the encoder
-    decoder_depth: int = 12  # of the decoder
+    decoder_depth: int = 12  # layers of the decoder
     heads: int = 12  # of attention, in each layer
-    head_dim: int = 64  # width of each
+    head_dim: int = 64  # width of each head
     feed_forward: int = 3072  # width inside the feed-forward block
     activation: str = "relu"  # inside the feed-forward block
-    gated: bool = False  # whether it is multiplied with another product there
-    tied: bool = True  # whether the softmax has the embeddings' weights
-    buckets: int = 32  # of distances, each with a bias
-    furthest: int = 128  # the distance from which on all share one
-    dropout: float = 0.1  # of embeddings, block outputs, inside the feed-forward block, and of what stacks give
+    gated: bool = False  # whether the feed-forward block has a gate: activation(x U) * (x V)
+    tied: bool = True  # whether the output weights are the token embeddings
+    buckets: int = 32  # of distances; each has a bias in each head
+    furthest: int = 128  # from this distance on, all distances share a bucket
+    dropout: float = 0.1  # of embeddings, block outputs, inside the feed-forward block, and of the stacks' outputs
     attention_dropout: float = 0.1  # of attention probabilities
     norm_epsilon: float = 1e-6  # added to the mean square in norms
 
@@ -60,7 +60,7 @@ class T5Config:
 
 @dataclasses.dataclass(frozen=True)
 class MT5Config(T5Config):
-    """Sizes and rates; those of mT5-base."""
+    """Sizes and rates; the defaults are those of mT5-base."""
 
     vocab_size: int = 250112
     feed_forward: int = 2048
@@ -73,27 +73,27 @@ class MT5Config(T5Config):
     def __post_init__(self):
         super().__post_init__()
         if self.tied:
-            raise ValueError("model.tied=True: mT5's softmax has weights of its own; use False, or a T5 recipe")
+            raise ValueError("model.tied=True: mT5's output weights are not tied; use False, or a T5 recipe")
 
 
 class T5(EncoderDecoder):
-    """Both stacks, the embeddings that they share, and the softmax."""
+    """Both stacks, the embeddings that they share, and the output weights."""
 
     def setup(self):
         c = self.config
         self.tokens = token_table(self, c.vocab_size, c.width, 1.0)
-        # As Mesh TensorFlow has it, so that logits begin near 1; transformers' std of 1 would make them sqrt(width)
+        # As in Mesh TensorFlow, so that initial logits are near 1; transformers' std of 1 gives sqrt(width).
         self.lm_head = None if c.tied else token_table(self, c.vocab_size, c.width, c.width**-0.5, "lm_head")
         sizes, buckets = layer_sizes(c), Buckets(c.buckets, c.furthest, ahead=True)
         self.encoder = Side(sizes, c.depth, self.program, buckets=buckets)
         self.decoder = Side(sizes, c.decoder_depth, self.program, buckets=buckets._replace(ahead=False))
 
     def embed(self, tokens: Array) -> Array:
-        """As of `EncoderDecoder`."""
+        """See `EncoderDecoder.embed`."""
         return token_rows(constrain(self.tokens, "vocab", None), tokens)
 
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
-        """As of `Decoder`; with the embeddings' weights, which are large, of hidden / sqrt(width)."""
+        """See `Decoder.softmax`; hidden is divided by sqrt(width) if the table is the embeddings, which are large."""
         bias = padding_bias(self.config.vocab_size)
         if self.config.tied:
             return hidden * self.config.width**-0.5, self.tokens, bias
@@ -101,17 +101,17 @@ class T5(EncoderDecoder):
 
 
 def parameters(config: T5Config) -> list[Parameter]:
-    """T5's parameter table."""
+    """Return T5's parameter table."""
 
     def matrix(path: str, axes: tuple, name: str, layout: str = "") -> Parameter:
         return Parameter(path, axes, {"model": Slot(f"{name}.weight", layout)})
 
     def block(side: str, path: str, number: int, name: str, products: dict[str, tuple[str, str, str]]):
-        at = f"{side}.block.{{layer}}.layer.{number}"
-        of = [matrix(f"{side}/layers/{path}/norm/scale", (LAYERS, "width"), f"{at}.layer_norm")]
+        prefix = f"{side}.block.{{layer}}.layer.{number}"
+        rows = [matrix(f"{side}/layers/{path}/norm/scale", (LAYERS, "width"), f"{prefix}.layer_norm")]
         for product, (hf, *axes) in products.items():
-            of.append(matrix(f"{side}/layers/{path}/{product}/kernel", (LAYERS, *axes), f"{at}.{name}.{hf}", "T"))
-        return of
+            rows.append(matrix(f"{side}/layers/{path}/{product}/kernel", (LAYERS, *axes), f"{prefix}.{name}.{hf}", "T"))
+        return rows
 
     attention = {name: (name[0], "width", "heads") for name in ("query", "key", "value")}
     attention |= {"output": ("o", "heads", "width")}
@@ -132,7 +132,7 @@ def parameters(config: T5Config) -> list[Parameter]:
 
 
 def _block(config: T5Config) -> str:
-    """As config.json has it; 'gated-gelu' means what is gelu_new everywhere else."""
+    """Return `feed_forward_proj` of config.json, where 'gated-gelu' means gelu_new."""
     return f"gated-{config.activation.removesuffix('_new')}" if config.gated else config.activation
 
 
@@ -142,8 +142,8 @@ def _activation(fields) -> str:
 
 
 def _tied(fields) -> bool:
-    """transformers 5 writes that weights are tied where they are not, too; and of a T5 whether it multiplies hidden
-    states by 1 / sqrt(width), which one with a softmax of its own does not."""
+    """Read whether output weights are tied. transformers 5 writes `tie_word_embeddings` as true even if they are not;
+    for T5 it also writes whether hidden states are multiplied by 1 / sqrt(width), which only tied models do."""
     if fields.get("model_type") == "mt5":
         return False
     return fields.get("scale_decoder_outputs", fields.get("tie_word_embeddings", True))
@@ -242,7 +242,7 @@ FAMILY = _family(
     "t5",
     "T5",
     {
-        # Train within minutes on a CPU: no published ones.
+        # Not published; trains within minutes on a CPU.
         "tiny": _size(T5Config, 2, 128, 2, 512),
         # Raffel et al. 2020, section 3.7 and the published checkpoints
         "small": _size(T5Config, 6, 512, 8, 2048),

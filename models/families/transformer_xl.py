@@ -1,8 +1,8 @@
-"""Transformer-XL (Dai et al. 2019, arXiv:1901.02860): a causal language model whose layers also attend to what they
-computed for the tokens before the row.
+"""Transformer-XL (Dai et al. 2019, arXiv:1901.02860): a causal language model whose layers also attend to a memory of
+the tokens before the row.
 
 The vocabulary may be cut into clusters of falling frequency (adaptive input and softmax: Baevski & Auli 2019,
-arXiv:1809.10853; Grave et al. 2017, arXiv:1609.04309). Hugging Face has no class for this model any more: an export
+arXiv:1809.10853; Grave et al. 2017, arXiv:1609.04309). Hugging Face no longer has a class for this model: an export
 holds `model.safetensors`, with the table's paths as names and layers stacked, and the config as `config.json`.
 """
 
@@ -38,7 +38,7 @@ from models.core.program import Program
 from models.core.ranges import COUNT, check_ranges
 from models.core.sharding import constrain
 
-PROJECTION_STD = 0.01  # of the clusters' projections at the start, as in the original code
+PROJECTION_STD = 0.01  # of the clusters' initial projections, as in the original code
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +57,8 @@ class TransformerXLConfig:
     init_std: float = 0.02  # of the random weights at the start
     memory: int = 150  # how many earlier tokens are remembered in training
     cutoffs: tuple[int, ...] = (20000, 40000, 200000)
-    """The first token of each cluster after the first, ascending; those that the vocabulary does not reach do
-    nothing."""
-    divisor: int = 1  # each cluster's embeddings are narrower than those before it by this factor
+    """First token of each cluster after the first one, ascending; cutoffs beyond the vocabulary have no effect."""
+    divisor: int = 1  # each cluster's embeddings are narrower than those of the one before by this factor
     shared_biases: bool = True  # whether all layers have the same u and v
 
     inner_dropout: ClassVar[bool] = True
@@ -70,19 +69,22 @@ class TransformerXLConfig:
         if list(self.cutoffs) != sorted(set(self.cutoffs)) or not all(map(COUNT.holds, self.cutoffs)):
             raise ValueError(f"model.cutoffs={self.cutoffs}: must ascend, each {COUNT.words}")
         if self.width < self.divisor ** len(self.clusters):
-            raise ValueError(f"model.divisor={self.divisor}: leaves the last cluster nothing of width {self.width}")
+            raise ValueError(
+                f"model.divisor={self.divisor}: too large, the last cluster would have width 0; lower it, or raise "
+                f"model.width={self.width}"
+            )
 
     @property
     def clusters(self) -> tuple[int, ...]:
-        """The cutoffs that the vocabulary reaches; none: a plain softmax."""
+        """The cutoffs within the vocabulary; without any, there is a plain softmax."""
         return tuple(cutoff for cutoff in self.cutoffs if cutoff < self.vocab_size)
 
 
 class Cluster(nn.Module):
-    """The embeddings of some tokens, which are also their softmax's weights, narrower than the model or not.
+    """The embeddings of a cluster of tokens, which are also its output weights; they may be narrower than the model.
 
-    rows: of the table, tokens first.   projection: whether one leads from its width to the model's.
-    separate_output: whether the softmax has another one.
+    rows: of the table, tokens first.   narrow: width of the table.   projection: whether a projection leads from it to
+    the model's width.   separate_output: whether the logits have a projection of their own.
     """
 
     rows: int
@@ -102,16 +104,17 @@ class Cluster(nn.Module):
             self.output_projection = project("output_projection") if self.separate_output else self.input_projection
 
     def __call__(self, tokens: Array) -> Array:
-        """i32[batch, length], counted from the cluster's first -> f32[batch, length, width]."""
+        """Embed tokens i32[batch, length], counted from the cluster's first -> f32[batch, length, width]."""
         embedded = jnp.take(constrain(self.tokens, "vocab", None), tokens, axis=0, mode="clip")
         return product(embedded, self.input_projection) if self.projection else embedded
 
     def logits(self, hidden: Array) -> Array:
-        """hidden [n, width] -> f32[n, padded rows]."""
+        """Return logits f32[n, padded rows] for hidden [n, width]."""
         return tied_logits(self._narrowed(hidden), self.tokens, self.bias, self.rows)
 
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
-        """The factors of these logits: hidden [n, narrow], table f32[padded rows, narrow], bias f32[padded rows]."""
+        """Return the factors of the logits: hidden [n, narrow], table f32[padded rows, narrow], bias f32[padded
+        rows]."""
         bias = jnp.where(jnp.arange(len(self.bias)) < self.rows, self.bias, -jnp.inf)
         return self._narrowed(hidden), self.tokens, bias
 
@@ -120,7 +123,7 @@ class Cluster(nn.Module):
 
 
 class TransformerXLLayer(nn.Module):
-    """One post-norm layer: x [batch, length, width] and its memory -> the same and the new memory."""
+    """A post-norm layer: x [batch, length, width] and its memory -> the same shape and the new memory."""
 
     config: TransformerXLConfig
     program: Program
@@ -138,7 +141,7 @@ class TransformerXLLayer(nn.Module):
 
 
 def position_biases(module: nn.Module, config) -> Biases:
-    """u and v as parameters of a module."""
+    """Return u and v as parameters of a module."""
 
     def bias(name):
         return parameter(module, name, nn.initializers.normal(config.init_std), (config.width,))
@@ -147,14 +150,14 @@ def position_biases(module: nn.Module, config) -> Biases:
 
 
 class TransformerXL(nn.Module):
-    """The layers between the embeddings and the softmax that shares them."""
+    """Embeddings, layers, and output logits that share the embeddings."""
 
     config: TransformerXLConfig
     program: Program
 
     @property
     def clusters(self) -> tuple[int, ...]:
-        """Those of the config."""
+        """The cutoffs of the config's clusters."""
         return self.config.clusters
 
     def setup(self):
@@ -165,22 +168,21 @@ class TransformerXL(nn.Module):
         ]
 
     def empty_memory(self, rows: int, length: int | None = None) -> Memory:
-        """A memory of nothing, by default as long as in training."""
+        """Return an empty memory, by default as long as in training."""
         c = self.config
         return empty_memory(c.depth, rows, c.memory if length is None else length, c.width, self.program.compute)
 
     @nn.compact
     def read(self, inputs: Inputs, memory: Memory, noise: Noise = None) -> tuple[Array, Memory]:
-        """The trunk; noise u32[rows, 2] switches dropout on.
-
-        -> (hidden [rows, length, width], the memory of these and earlier tokens, as long as the one given).
+        """Run the trunk -> (hidden [rows, length, width], the memory with these tokens, as long as before). Dropout is
+        on if noise u32[rows, 2] is given.
         """
         tokens, segments = inputs["tokens"], inputs["segments"]
         c, dtype = self.config, self.program.compute
         drop = lambda x, tag: dropout(x, c.dropout, site(noise, tag)).astype(dtype)
         length, remembered = tokens.shape[1], memory.segments.shape[1]
         x = constrain(drop(self.embed(tokens), 0), "batch", "length", None)
-        # One distance more than there are: `shift` needs it.
+        # One distance more than exists, which `shift` requires.
         table = distance_table(sinusoids(remembered + length - 1, -1, c.width), c.dropout, site(noise, 2)).astype(dtype)
         ranks = jnp.broadcast_to(jnp.arange(length), tokens.shape)
         mask = remembering(memory.segments, Mask(segments, ranks, ranks + 1))
@@ -190,20 +192,20 @@ class TransformerXL(nn.Module):
         return drop(x, 3), Memory(hidden, remember(memory.segments, segments))
 
     def begin(self, inputs: Inputs, room: int) -> tuple[Array, Memory]:
-        """`read` of the first tokens of texts, which keeps all of them when so many more follow."""
+        """Read the first tokens of texts, with a memory that still keeps them when `room` more tokens have followed."""
         rows, places = inputs["tokens"].shape
         return self.read(inputs, self.empty_memory(rows, places + room))
 
     def advance(self, inputs: Inputs, memory: Memory) -> tuple[Array, Memory]:
-        """`read` of further tokens."""
+        """Read more tokens."""
         return self.read(inputs, memory)
 
     def take(self, memory: Memory, rows: Array) -> Memory:
-        """The memory of rows i32[n] of another's."""
+        """Return the memory with the given rows, i32[n]."""
         return Memory(memory.hidden[:, rows], memory.segments[rows])
 
     def embed(self, tokens: Array) -> Array:
-        """i32[batch, length] -> f32[batch, length, width], scaled by the root of the width."""
+        """Embed i32[batch, length] -> f32[batch, length, width], scaled by the square root of the width."""
         starts = (0, *self.config.clusters)
         embedded = self.cluster[0](tokens)
         for start, cluster in zip(starts[1:], self.cluster[1:], strict=True):
@@ -211,31 +213,31 @@ class TransformerXL(nn.Module):
         return embedded * self.config.width**0.5
 
     def token_logits(self, hidden: Array) -> Array:
-        """hidden [rows, n, width] -> the next token's logits, f32[rows * n, padded vocab]; padding rows are -inf.
-
-        With clusters those of the first, which has after its tokens one row for each of the others.
+        """Return the next token's logits f32[rows * n, padded vocab] for hidden [rows, n, width]; padding of the
+        vocabulary is -inf. With clusters, these are the logits of the first cluster, whose tokens are followed by one
+        row for each other cluster.
         """
         return self.cluster[0].logits(hidden.reshape(-1, hidden.shape[-1]))
 
     def tails(self, hidden: Array) -> tuple[tuple[Array, Array, Array], ...]:
-        """hidden [rows, n, width] -> for each cluster but the first, the factors of its logits: `Cluster.softmax`."""
+        """Return `Cluster.softmax` of each cluster but the first, for hidden [rows, n, width]."""
         return tuple(cluster.softmax(hidden.reshape(-1, hidden.shape[-1])) for cluster in self.cluster[1:])
 
     def __call__(self, inputs: Inputs):
-        """All parts once, for initialisation."""
+        """Run every part once, for initialisation."""
         hidden, _ = self.read(inputs, self.empty_memory(len(inputs["tokens"])))
         return self.token_logits(hidden)
 
 
 def cluster_shapes(config: TransformerXLConfig) -> list[tuple[int, int]]:
-    """(rows, width of the embeddings) of each cluster; the first has a row for each of the others."""
+    """Return (rows, width of the embeddings) of each cluster; the first one has a row for each other cluster."""
     ends = (*config.clusters, config.vocab_size)
     rows = [ends[0] + len(config.clusters), *(end - start for start, end in pairwise(ends))]
     return [(number, config.width // config.divisor**index) for index, number in enumerate(rows)]
 
 
 def parameters(config: TransformerXLConfig) -> list[Parameter]:
-    """Transformer-XL's parameter table."""
+    """Return Transformer-XL's parameter table."""
     layer = lambda path, *axes: Parameter(f"layers/{path}", (LAYERS, *axes), {})
     biases = ("content_bias", "position_bias")
     rows = "cluster" if config.clusters else "vocab"
@@ -266,7 +268,7 @@ def parameters(config: TransformerXLConfig) -> list[Parameter]:
 FAMILY = Family(
     config=TransformerXLConfig,
     sizes={
-        # Trains within minutes on a CPU: no published one.
+        # Not published; trains within minutes on a CPU.
         "tiny": TransformerXLConfig(
             vocab_size=32000, width=128, depth=2, heads=2, feed_forward=512, memory=64, cutoffs=()
         ),

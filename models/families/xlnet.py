@@ -1,9 +1,9 @@
 """XLNet (Yang et al. 2019, arXiv:1906.08237): a Transformer-XL that predicts tokens in any order.
 
 Two streams share all weights: the content stream computes every position with its token; the query stream computes the
-predicted positions without their tokens, which it may not know. Finetuned is the content stream alone.
+predicted positions without seeing their tokens. Finetuning uses the content stream only.
 
-Hugging Face: XLNetLMHeadModel, and the classes of heads for tasks.
+Hugging Face: XLNetLMHeadModel, and the classes with task heads.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ class XLNetConfig:
     norm_epsilon: float = 1e-12  # added to the variance in norms
     init_std: float = 0.02  # of the random weights at the start
     memory: int = 384  # how many earlier tokens are remembered in training
-    labels: tuple[str, ...] = ()  # what a head for a task tells apart
+    labels: tuple[str, ...] = ()  # classes of a task head
 
     inner_dropout: ClassVar[bool] = True
 
@@ -59,10 +59,10 @@ class XLNetConfig:
 
 
 class XLNetLayer(nn.Module):
-    """One post-norm layer of both streams: ([batch, length, width], [batch, n, width]) and its memory -> the same.
+    """A post-norm layer of both streams: ([batch, length, width], [batch, n, width]) and its memory -> the same shapes.
 
-    With slots, as the last layer: the query stream alone, since nothing reads the other. Where there is no query stream
-    (None), the content stream's chosen positions.
+    The last layer, which gets slots, returns only the query stream, because nothing reads the other; without a query
+    stream (None) it returns the content stream at the slots.
     """
 
     config: XLNetConfig
@@ -73,7 +73,7 @@ class XLNetLayer(nn.Module):
         """shared: (table of distances, the content stream's (mask, types), the query stream's, how many leading
         positions to remember) -> (streams, new memory)."""
         config, sizes, dtype = self.config, layer_sizes(self.config), self.program.compute
-        (content, query), (table, of_content, of_query, reuse) = streams, shared
+        (content, query), (table, content_mask, query_mask, reuse) = streams, shared
 
         def bias(name, *rows):
             return parameter(self, name, nn.initializers.normal(config.init_std), (*rows, config.width))
@@ -83,28 +83,28 @@ class XLNetLayer(nn.Module):
         feed_forward = FeedForward(sizes, dtype, name="feed_forward")
         context = attention.context(jnp.concatenate([memory, content], axis=1), table)
 
-        def advance(x: Array, standing: tuple[Mask, Types], noise: Noise) -> Array:
-            mask, types = standing
+        def advance(x: Array, mask_and_types: tuple[Mask, Types], noise: Noise) -> Array:
+            mask, types = mask_and_types
             return feed_forward(attention(x, context, biases, mask, noise, types), noise, mask.axis)
 
         if query is None:
             if slots is not None:
-                return advance(gather_positions(content, slots), of_query, noise), None
-            return (advance(content, of_content, noise), None), None
-        predicted = advance(query, of_query, site(noise, 0))
-        streams = (advance(content, of_content, noise), predicted) if slots is None else predicted
+                return advance(gather_positions(content, slots), query_mask, noise), None
+            return (advance(content, content_mask, noise), None), None
+        predicted = advance(query, query_mask, site(noise, 0))
+        streams = (advance(content, content_mask, noise), predicted) if slots is None else predicted
         return streams, remember(memory, content[:, :reuse])
 
 
 INPUTS = {
     **dict.fromkeys(("tokens", "types", "segments"), Input(("length",))),
-    **dict.fromkeys(("ranks", "thresholds"), Input(("length",), required=False)),  # of a permutation, as is `reversed`
+    **dict.fromkeys(("ranks", "thresholds"), Input(("length",), required=False)),  # of a permutation, like `reversed`
     "reversed": Input((), required=False),
 }
 
 
 class XLNet(WithHeads):
-    """The layers between the embeddings and the logits that share them."""
+    """Embeddings, layers of two streams, and output logits that share the embeddings."""
 
     config: XLNetConfig
 
@@ -112,24 +112,24 @@ class XLNet(WithHeads):
         super().setup()
         c = self.config
         self.tokens = token_table(self, c.vocab_size, c.width, c.init_std)
-        # What the query stream knows of every token at first.
+        # The query stream's first input, the same for every token.
         self.start = parameter(self, "start", nn.initializers.normal(c.init_std), (1, c.width))
         self.bias = parameter(self, "bias", nn.initializers.zeros, (padded_vocab(c.vocab_size),))
 
     def empty_memory(self, rows: int, length: int | None = None) -> Memory:
-        """A memory of nothing, by default as long as in training."""
+        """Return an empty memory, by default as long as in training."""
         c = self.config
         return empty_memory(c.depth, rows, c.memory if length is None else length, c.width, self.program.compute)
 
     def query(
         self, inputs: Inputs, memory: Memory, slots: Array, reuse: int | None = None, noise: Noise = None
     ) -> tuple[Array, Memory]:
-        """What is known of the tokens at slots i32[rows, n] from what those may see, without themselves.
+        """Run both streams and return the query stream at slots i32[rows, n], whose tokens it does not see ->
+        ([rows, n, width], the new memory, as long as before).
 
-        The query at i sees the key at j of its segment where ranks[j] < thresholds[i], and all of its segment in the
-        memory, whose tokens count as of type 0. A row runs backwards where `reversed` is 1.
-        reuse: the leading positions that are remembered, None for all.   noise: u32[rows, 2] switches dropout on.
-        -> (the query stream [rows, n, width], the new memory, as long as the one given).
+        The query at i sees the key at j of its segment if ranks[j] < thresholds[i], and all of its segment in the
+        memory, whose tokens count as type 0. A row runs backwards if `reversed` is 1.
+        reuse: how many leading positions to remember, None for all.   noise: u32[rows, 2] switches dropout on.
         """
         c, dtype = self.config, self.program.compute
         tokens, types, segments, ranks, thresholds, reversed = (inputs[name] for name in INPUTS)
@@ -142,21 +142,21 @@ class XLNet(WithHeads):
         return query, Memory(remembered, remember(memory.segments, segments[:, :reuse]))
 
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
-        """The content stream where every token sees its whole segment -> [rows, length, width], or at slots
-        i32[rows, n] alone [rows, n, width]."""
+        """Run the content stream, where every token sees its whole segment -> [rows, length, width], or only the
+        positions `slots` i32[rows, n] -> [rows, n, width]."""
         c, (tokens, types, segments) = self.config, (inputs[name] for name in ("tokens", "types", "segments"))
         length = tokens.shape[1]
         table = distance_table(sinusoids(length - 1, -length, c.width), c.dropout, site(noise, 3))
         mask = Mask(segments)
-        of_slots = None if slots is None else (chosen(mask, slots), Types(gather_positions(types, slots), types))
-        shared = (table.astype(self.program.compute), (mask, Types(types, types)), of_slots, None)
-        nothing = empty_memory(c.depth, len(tokens), 0, c.width, self.program.compute).hidden
-        return self.transform(tokens, None, shared, slots, nothing, noise)[0]
+        slots_mask = None if slots is None else (chosen(mask, slots), Types(gather_positions(types, slots), types))
+        shared = (table.astype(self.program.compute), (mask, Types(types, types)), slots_mask, None)
+        no_memory = empty_memory(c.depth, len(tokens), 0, c.width, self.program.compute).hidden
+        return self.transform(tokens, None, shared, slots, no_memory, noise)[0]
 
     @nn.compact
     def transform(self, tokens: Array, query: Array | None, shared, slots: Array | None, memory: Array, noise: Noise):
-        """The streams of tokens through all layers, whose `shared` is as of `XLNetLayer` -> (the query stream, or
-        without one the content stream, after dropout; what is remembered)."""
+        """Run the streams through all layers -> (the query stream, or without one the content stream, after dropout;
+        the new memory).   shared: see `XLNetLayer`."""
         c, dtype = self.config, self.program.compute
         drop = lambda x, tag: dropout(x, c.dropout, site(noise, tag)).astype(dtype)
         embedded = jnp.take(constrain(self.tokens, "vocab", None), tokens, axis=0, mode="clip")
@@ -168,19 +168,20 @@ class XLNet(WithHeads):
         return drop(streams if slots is not None else streams[0], 4), remembered
 
     def token_logits(self, hidden: Array) -> Array:
-        """hidden [rows, n, width] -> f32[rows * n, padded vocab]."""
+        """Return logits f32[rows * n, padded vocab] for hidden [rows, n, width]."""
         read = constrain(hidden.reshape(-1, hidden.shape[-1]), "batch", None)
         return tied_logits(read, self.tokens, self.bias, self.config.vocab_size)
 
     def __call__(self, inputs: Inputs):
-        """All parts once, for initialisation."""
+        """Run the content stream and every head once, for initialisation."""
         return self.apply_heads(self.encode(inputs))
 
 
 def signed_table(memory: int, length: int, width: int, reversed: Array) -> Array:
-    """The encodings of the distances memory + length - 1, ..., -length for each row: f32[batch, distances, width].
+    """Return the encodings of the distances memory + length - 1, ..., -length of each row: f32[batch, distances,
+    width].
 
-    reversed: i32[batch]; backwards all distances are negative ones, which changes the sign of the sines.
+    reversed: i32[batch]; in a row that runs backwards all distances are negated, which flips the sign of the sines.
     """
     table = sinusoids(memory + length - 1, -length, width)
     backwards = table * np.repeat(np.float32([-1.0, 1.0]), width // 2)
@@ -190,8 +191,8 @@ def signed_table(memory: int, length: int, width: int, reversed: Array) -> Array
 def both_masks(
     types: Array, segments: Array, ranks: Array, thresholds: Array, slots: Array, memory: Array
 ) -> tuple[tuple[Mask, Types], tuple[Mask, Types]]:
-    """The content stream's mask and types and the query stream's; arguments as in `XLNet.query`, memory: its
-    segments."""
+    """Return (mask, types) of the content stream and of the query stream.   memory: its segments; the other arguments
+    as in `XLNet.query`."""
     mask = remembering(memory, Mask(segments, ranks, thresholds))
     of_keys = jnp.concatenate([jnp.zeros_like(memory), types], axis=1)
     content = dataclasses.replace(mask, itself=True), Types(types, of_keys)
@@ -199,7 +200,7 @@ def both_masks(
 
 
 def parameters(config: XLNetConfig) -> list[Parameter]:
-    """XLNet's parameter table; the heads have an axis of their own in Hugging Face's."""
+    """Return XLNet's parameter table; in Hugging Face's tensors heads have an axis of their own."""
     heads = (config.heads, config.width // config.heads)
     slot = lambda name, *form: {"model": Slot(f"transformer.{name}", *form)}
     layer = lambda name: {"model": f"transformer.layer.{{layer}}.{name}"}
@@ -227,7 +228,8 @@ def parameters(config: XLNetConfig) -> list[Parameter]:
 
 
 def attentions(config: XLNetConfig, shape: Shape, memory: int) -> list[Attention]:
-    """For the kernel: those of the content stream and of the query stream, which has the predicted positions alone."""
+    """Return the attentions that a kernel may compute: the content stream's, and the query stream's, whose queries are
+    the predicted positions."""
     sizes = (shape.length, config.width, config.heads, config.attention_dropout, memory)
     return [Attention(*sizes, chosen=chosen, ranked=True) for chosen in (False, True)]
 
@@ -239,7 +241,7 @@ def _size(depth: int, width: int, **changes) -> XLNetConfig:
 FAMILY = Family(
     config=XLNetConfig,
     sizes={
-        # Trained within minutes on a CPU: not published ones.
+        # Not published; train within minutes on a CPU.
         "tiny": _size(2, 128, memory=48),
         "mini": _size(4, 256, memory=48),
         "base": _size(12, 768),  # Yang et al. 2019, appendix A.4 and the published checkpoints
