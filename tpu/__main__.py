@@ -15,23 +15,23 @@ from tpu.local import Local, local
 USAGE = """python -m tpu COMMAND ...
 
   plan RECIPE --topology v5e:4x4 [--mesh data=4,fsdp=4] [--batch-size N] [--sequence-length L] [fields of the recipe]
-                            compile the train step for a slice, here: does it fit, and how fast should it go?
-  plan --all                the same for every recipe on a slice of each generation: a table and a picture
+                            compile the train step for a TPU slice, without one: memory, collectives, estimated speed
+  plan --all                plan every recipe on a slice of each TPU generation; write a table and a picture
   local [--processes N] [--devices M] -- COMMAND ...
                             run a command as a cluster of N processes on this machine
   launch RECIPE --name N --type v5litepod-16 --zone Z --bucket gs://B [--spot] [options of pretrain run]
-                            create a TPU slice that runs it by itself, show its log, create it again after preemptions
-  status --name N --bucket gs://B    the slice, and what each of its hosts does
-  logs   --name N --bucket gs://B    what the run printed
-  stop   --name N --bucket gs://B    end the run after a checkpoint
-  delete --name N --bucket gs://B    delete the slice; what is in the bucket stays
+                            create a TPU slice that trains the recipe, show the log, recreate the slice if preempted
+  status --name N --bucket gs://B    show the state of the slice and of each host
+  logs   --name N --bucket gs://B    print the log of the run
+  stop   --name N --bucket gs://B    write a checkpoint and end the run
+  delete --name N --bucket gs://B    delete the slice; files in the bucket stay
 
---help after a command lists its options. Exit status: 0 done, 2 an error that the message says how to cure; launch ends
-with the status of the run (75: stopped with a checkpoint)."""
+COMMAND --help lists the options of a command. Exit status: 0 success, 2 an error whose message says how to fix it;
+launch returns the exit status of the run (75: stopped, with a checkpoint)."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run a command -> exit status."""
+    """Run a command and return its exit status."""
     try:
         return dispatch(arguments, USAGE, COMMANDS, lambda command, rest: COMMANDS[command](rest))
     except KeyboardInterrupt:
@@ -50,15 +50,15 @@ def _plan(arguments: list[str]) -> int:
 
 
 def _local(arguments: list[str]) -> int:
-    own, command = arguments, []
+    options, command = arguments, []
     if "--" in arguments:
-        own, command = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
-    return local(parse(Local, own, "python -m tpu local"), command)
+        options, command = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
+    return local(parse(Local, options, "python -m tpu local"), command)
 
 
 def _launch(arguments: list[str]) -> int:
-    own, further = split(Launch, arguments)
-    options = parse(Launch, own, "python -m tpu launch")
+    launch_arguments, further = split(Launch, arguments)
+    options = parse(Launch, launch_arguments, "python -m tpu launch")
     run = run_arguments(options, further)
     from models.core.program import PLAIN
     from pretrain.commands.run import parse_run
@@ -67,7 +67,7 @@ def _launch(arguments: list[str]) -> int:
     from pretrain.training.placement import check_batches
     from tpu.mesh import MeshShape, parse_mesh
 
-    # Mistakes are said before a VM costs anything. The automatic mesh cuts a batch for all devices.
+    # Report mistakes before a VM costs anything. The automatic mesh cuts the batch over all devices.
     recipe, settings = parse_run(run)
     check(recipe)
     for name in ("coordinator", "processes", "process"):
@@ -78,25 +78,27 @@ def _launch(arguments: list[str]) -> int:
     parts = settings.init_from.split(",") if settings.init_from else []
     if not all(re.match(r"(\w+=)?gs://", part) for part in parts):
         raise UserError(f"--init-from {settings.init_from}: must be a gs:// path, because the VMs see no other")
-    program, one = chosen_program(recipe, settings, platform="tpu"), parse_accelerator(options.type)
-    if settings.attention and program.attention not in PLAIN and not GENERATIONS[one.generation].kernels:
-        raise UserError(f"--attention {settings.attention}: no kernel compiles for TPU {one.generation}; use xla")
-    devices = one.devices * options.slices
+    program, accelerator = chosen_program(recipe, settings, platform="tpu"), parse_accelerator(options.type)
+    if settings.attention and program.attention not in PLAIN and not GENERATIONS[accelerator.generation].kernels:
+        raise UserError(
+            f"--attention {settings.attention}: no kernel compiles for TPU {accelerator.generation}; use xla"
+        )
+    devices = accelerator.devices * options.slices
     shape = parse_mesh(settings.mesh, devices, options.slices) if settings.mesh else MeshShape(data=devices)
     check_batches(recipe, settings.microbatches, shape)
     return launch(options, run)
 
 
 def split(options: type, arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The arguments that a command's dataclass knows, with what precedes the first option; and all others."""
-    known = {"-h", "--help", *(f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(options))}
-    own, further = [], []
-    target = own
+    """Split arguments into those of a command's dataclass, with all before the first option, and all others."""
+    names = {"-h", "--help", *(f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(options))}
+    known, further = [], []
+    target = known
     for argument in arguments:
         if argument.startswith("--") or argument == "-h":
-            target = own if argument.partition("=")[0].replace("_", "-") in known else further
+            target = known if argument.partition("=")[0].replace("_", "-") in names else further
         target.append(argument)
-    return own, further
+    return known, further
 
 
 def _status(arguments: list[str]) -> int:

@@ -1,6 +1,7 @@
-"""Launch a run on a TPU slice, whose hosts start it by themselves, and make the slice again when it is taken.
+"""Launch a run on a TPU slice, whose hosts start it by themselves, and recreate the slice when it is preempted.
 
-What belongs to a run is in the bucket, in BUCKET/NAME/launch (tpu/vm.sh lists it), so that any machine can go on.
+The state of a launch is in the bucket, in BUCKET/NAME/launch (tpu/vm.sh lists the files), so that any machine can take
+over.
 """
 
 import dataclasses
@@ -24,76 +25,76 @@ from tpu.watch import news, outcome, read_reports, remove, watch
 
 ROOT = Path(__file__).parent.parent
 ARCHIVE, SETTINGS, SCRIPT = "code.tar.gz", "settings.sh", "vm.sh"
-# What launch itself says to gcloud's create: given twice, a slice would be made where launch does not look for it.
+# Flags of gcloud's create that launch sets itself; given twice, the slice could be created where launch does not look.
 GIVEN = "zone|project|spot|accelerator-type|runtime-version|node-(id|prefix|count)|metadata-from-file|valid-until-.*"
 FLAG = rf"--(node-count=[1-9][0-9]*|(?!({GIVEN})(=|$))[a-z-]+(=.*)?)"
-STORED = r"gs://[-a-z0-9_.]+(/[^\s*?\[\]#\ud800-\udfff]*)?"  # nor what is no UTF-8
+STORED = r"gs://[-a-z0-9_.]+(/[^\s*?\[\]#\ud800-\udfff]*)?"  # surrogates stand for bytes that are not UTF-8
 FORMS = {
-    # Hosts see whether they may delete by trying it with no-such-slice.
+    # Hosts test whether they may delete slices by trying to delete no-such-slice.
     "name": (r"(?!no-such-slice$)[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "lower-case letters, digits, -; not no-such-slice"),
     "bucket": (STORED, "must be a Cloud Storage path such as gs://my-bucket"),
     "workdir": (STORED, "must be a gs:// path, because the VMs do not last"),
-    "zone": (r"[a-z][-a-z0-9]*", "must be such as us-west4-a"),
-    "project": (r"[a-z0-9][-a-z0-9.:]*", "must be such as my-project-1"),
-    "valid_until_duration": (r"([0-9]+[smhdw])+", "must be such as 90m, 6h or 2d"),
-    "runtime_version": (r"[a-z0-9][-a-z0-9.]*", "must be such as v2-alpha-tpuv6e"),
-    "gcloud_flag": (FLAG, "must be one of gcloud's create that launch does not give, as --tags=A or --node-count=2"),
+    "zone": (r"[a-z][-a-z0-9]*", "must be a zone such as us-west4-a"),
+    "project": (r"[a-z0-9][-a-z0-9.:]*", "must be a project such as my-project-1"),
+    "valid_until_duration": (r"([0-9]+[smhdw])+", "must be a duration such as 90m, 6h or 2d"),
+    "runtime_version": (r"[a-z0-9][-a-z0-9.]*", "must be an image such as v2-alpha-tpuv6e"),
+    "gcloud_flag": (FLAG, "must be a flag of gcloud's create that launch does not set, as --tags=A or --node-count=2"),
     "restarts": (r"[0-9]+", "must be at least 0"),
 }
 RUN = re.compile(r"^RUN=\((.*)\)\nDELETE=", re.M | re.S)  # in the settings
-TAIL = 20  # lines of the log to show on coming back to a run
+TAIL = 20  # lines of the log to show when a launch resumes watching a run
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run that `launch` began."""
+    """A run that `launch` started."""
 
     name: str
-    """Of the run, its slice and its queued resource."""
+    """Name of the run, of its slice and of its queued resource."""
     bucket: str
-    """gs:// path for code, log, work directory and, by default, the corpus; best in the region of the zone."""
+    """gs:// path for code, logs, work directory and, by default, the corpus; best in the region of the zone."""
 
     def __post_init__(self):
         for name, (form, cure) in FORMS.items():
-            given = getattr(self, name, None)
-            for value in given if isinstance(given, tuple) else [given]:
+            values = getattr(self, name, None)
+            for value in values if isinstance(values, tuple) else [values]:
                 if value is not None and not re.fullmatch(form, str(value), re.S):
                     raise UserError(f"--{name.replace('_', '-')} {value}: {cure}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Launch(Run):
-    """Run a recipe on a TPU slice. What is not listed here goes to `python -m pretrain run` on its hosts.
+    """Run a recipe on a TPU slice. Options not listed here go to `python -m pretrain run` on its hosts.
 
-    Interrupt it whenever you like: the run goes on, and the same command, on any machine, comes back to it.
+    You may interrupt launch at any time: the run goes on, and the same command, on any machine, watches it again.
     """
 
     recipe: Annotated[Positional[str], arg(metavar="RECIPE")]
     """One of `python -m pretrain recipes`."""
     type: str
-    """Such as v4-32, v5litepod-16 or v5e-16, v5p-8, v6e-64, tpu7x-8."""
+    """Accelerator type, such as v4-32, v5litepod-16 or v5e-16, v5p-8, v6e-64, tpu7x-8."""
     zone: str
     """Google Cloud zone, such as us-west4-a."""
     corpus: str = "corpus"
-    """Of the run: a gs:// path, or a path in the bucket; several with names, as in en=gs://A,zh=corpora/zh."""
+    """Corpus of the run: a gs:// path, or a path in the bucket; several by name, as in en=gs://A,zh=corpora/zh."""
     workdir: str | None = None
-    """Of the run: a gs:// path; by default BUCKET/NAME."""
+    """Work directory of the run: a gs:// path; by default BUCKET/NAME."""
     project: str | None = None
-    """Google Cloud project; by default gcloud's."""
+    """Google Cloud project; by default the one configured in gcloud."""
     spot: bool = False
-    """Cheaper, and taken away when someone pays more: then it is made again and the run goes on."""
+    """Use spot VMs, which are cheaper but may be preempted; the slice is then recreated and the run continues."""
     valid_until_duration: str | None = None
-    """How long to wait in line, such as 6h; by default without end."""
+    """How long to wait in the queue for the slice, such as 6h; by default without limit."""
     delete_when_ended: bool = False
-    """Delete the slice when the run has ended, well or not; what is in the bucket stays. With --spot it is so."""
+    """Delete the slice when the run ends, successfully or not; files in the bucket stay. Implied by --spot."""
     runtime_version: str | None = None
-    """Image of the VMs; by default the one for JAX on this generation."""
+    """Image of the VMs; by default the one for JAX on this TPU generation."""
     gcloud_flag: UseAppendAction[tuple[str, ...]] = ()
-    """For gcloud's create, as it is: --gcloud-flag=--reserved, =--network=N, =--node-count=2 ...; repeatable."""
+    """Flag to pass to gcloud's create, as in --gcloud-flag=--reserved or --gcloud-flag=--node-count=2; repeatable."""
     restarts: int = 50
-    """How often to make the slice again."""
+    """How often to recreate the slice at most."""
     dry_run: bool = False
-    """Print every command of a launch that nothing disturbs, and run none."""
+    """Print all gcloud commands of an undisturbed launch without running them."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -103,13 +104,13 @@ class Launch(Run):
 
     @property
     def slices(self) -> int:
-        """What one request is for."""
-        given = [flag.partition("=")[2] for flag in self.gcloud_flag if flag.startswith("--node-count=")]
-        return int(given[-1]) if given else 1
+        """The number of slices that one request asks for."""
+        counts = [flag.partition("=")[2] for flag in self.gcloud_flag if flag.startswith("--node-count=")]
+        return int(counts[-1]) if counts else 1
 
 
 def corpus_paths(options: Launch) -> dict[str, str]:
-    """gs:// paths of the corpora, by name."""
+    """Return the gs:// paths of the corpora, by name."""
     bucket = options.bucket.rstrip("/")
 
     def whole(path):
@@ -119,35 +120,35 @@ def corpus_paths(options: Launch) -> dict[str, str]:
 
 
 def run_arguments(options: Launch, further: Sequence[str]) -> list[str]:
-    """The arguments of `python -m pretrain run` on the hosts."""
+    """Return the arguments of `python -m pretrain run` on the hosts."""
     bucket = options.bucket.rstrip("/")
     workdir = options.workdir or f"{bucket}/{options.name}"
     if workdir.rstrip("/") in (Slice(options.name, bucket).state, *corpus_paths(options).values()):
-        raise UserError(f"--workdir {workdir}: is a corpus, or launch's own: give another --workdir, or --name")
+        raise UserError(f"--workdir {workdir}: is a corpus or launch's own folder: give another --workdir, or --name")
     return [options.recipe, "--corpus", corpora.written(corpus_paths(options)), "--workdir", workdir, *further]
 
 
 def launch(options: Launch, run: Sequence[str]) -> int:
-    """Have the run going on, and stay with it to its end -> its exit status.   run: what `run_arguments` gave."""
-    one, bucket = parse_accelerator(options.type), options.bucket.rstrip("/")
-    where = Slice(options.name, bucket, options.zone, options.project or "", one.name, options.slices)
+    """Start the run, or resume watching it, and return its exit status when it ends.   run: from `run_arguments`."""
+    accelerator, bucket = parse_accelerator(options.type), options.bucket.rstrip("/")
+    where = Slice(options.name, bucket, options.zone, options.project or "", accelerator.name, options.slices)
     delete = options.delete_when_ended or options.spot
     with tempfile.TemporaryDirectory() as folder:
         cloud = (Rehearsal if options.dry_run else Gcloud)(where, folder)
-        cloud.settle(where)  # so that it is found from any machine, also after another default was set
+        cloud.settle(where)  # the project is stored, so that any machine finds the slice, whatever its gcloud default
         for corpus in corpus_paths(options).values():
             if not cloud.storage("ls", f"{corpus}/manifest.json", fine="gone"):
                 cure = f"copy one there: gcloud storage cp -r corpora/mine/* {corpus}/"
                 raise UserError(f"--corpus {corpus}: there is no corpus: {cure}")
         shown = begin(cloud, settings_of(cloud.where, run, delete))
-        cloud.say(f"in {options.zone}: {options.slices} x {one.description}")
-        cloud.say(f"{options.name} {'is deleted when the run has ended, well or not' if delete else where.costs}")
-        cloud.say("interrupting this leaves the run alone: the same command comes back, python -m tpu stop ends it")
+        cloud.say(f"in {options.zone}: {options.slices} x {accelerator.description}")
+        cloud.say(f"{options.name} {'is deleted when the run ends, successfully or not' if delete else where.costs}")
+        cloud.say("if you interrupt this, the run goes on: the same command watches it, python -m tpu stop ends it")
         return watch(cloud, create(options, cloud.where), delete, shown, options.restarts)
 
 
 def create(options: Launch, where: Slice) -> list[str]:
-    """The command that asks for it."""
+    """Return the gcloud command that requests the slice."""
     single = where.count == 1
     return where.tpus(
         "queued-resources",
@@ -163,7 +164,7 @@ def create(options: Launch, where: Slice) -> list[str]:
 
 
 def settings_of(where: Slice, run: Sequence[str], delete: bool) -> str:
-    """For the hosts, in shell."""
+    """Return the settings for the hosts, as shell code."""
     return f"""# {json.dumps(where._asdict())}
 STATE={shlex.quote(where.state)}
 HOSTS={len(where.hosts)}
@@ -174,7 +175,8 @@ DELETE=({shlex.join(where.delete()) if delete else ""})
 
 
 def begin(cloud: Gcloud, settings: str) -> dict[str, int]:
-    """See that code and settings are in the bucket -> how much of the log was there, see `news`."""
+    """Put code and settings into the bucket, unless this run is there already -> how much of the log was shown, see
+    `news`."""
     objects, shown = cloud.objects(), {}
     Path(cloud.folder, SETTINGS).write_text(settings)
     shutil.copy(ROOT / "tpu" / SCRIPT, cloud.folder)
@@ -182,22 +184,22 @@ def begin(cloud: Gcloud, settings: str) -> dict[str, int]:
     past = [name for name in objects if name == "stop" or name.startswith("ended/")]
     if SETTINGS in objects:
         theirs, begun = cloud.read([SETTINGS]).decode(), objects[SETTINGS]["update_time"]
-        # A launch that was interrupted left reports of the run before.
+        # An interrupted launch may have left reports of the run before it.
         reports = read_reports(cloud, [name for name in past if objects[name]["update_time"] >= begun])
         if theirs == settings and (not reports or outcome(reports)[0] == 0):
             cloud.say("this run was launched before:")
             print("".join(old[-TAIL:]), end="", flush=True)
-            if past and not reports:  # it is to go on
+            if past and not reports:  # the run is to continue
                 cloud.clear(past)
             return shown
         check_free(cloud, settings, theirs, bool(reports))
-        if not theirs.endswith("\nDELETE=()\n"):  # as its hosts would in a while, under the new run
+        if not theirs.endswith("\nDELETE=()\n"):  # or its hosts would delete it later, under the new run
             remove(cloud)
     pack(ROOT, Path(cloud.folder, ARCHIVE))
     changed = ", with changes that are not committed" if (commit(ROOT) or "").endswith("-dirty") else ""
     cloud.say(f"copying the code that git tracks here to the bucket{changed}")
-    for name in (ARCHIVE, SETTINGS):  # settings alone would be taken for a run
-        seen = objects[name]["generation"] if name in objects else 0  # no other launcher's of meanwhile
+    for name in (ARCHIVE, SETTINGS):  # settings come last: their presence marks a run
+        seen = objects[name]["generation"] if name in objects else 0  # fails if another launcher wrote meanwhile
         cloud.storage("cp", name, f"{cloud.where.state}/", f"--if-generation-match={seen}")
     if past:
         cloud.clear(past)
@@ -205,8 +207,9 @@ def begin(cloud: Gcloud, settings: str) -> dict[str, int]:
 
 
 def check_free(cloud: Gcloud, settings: str, theirs: str, ended: bool) -> None:
-    """UserError where another run, of which `theirs` are the settings, stands in the way of this one."""
-    before, now = (shlex.split(RUN.search(one)[1]) for one in (theirs, settings))
+    """Raise UserError if another run, with the settings `theirs`, is in the way of this one.   ended: whether it has
+    ended."""
+    before, now = (shlex.split(RUN.search(text)[1]) for text in (theirs, settings))
     there, wrong = cloud.where.as_in(theirs), ""
     if not ended:
         kept = ", ".join(line for line in theirs.splitlines() if line not in settings.splitlines())

@@ -1,4 +1,4 @@
-"""A train step on a slice of TPUs, before there is one: memory, collectives, time; the largest batch that fits."""
+"""Plan a train step on a TPU slice without having one: memory, collectives, time; the largest batch that fits."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,15 +16,16 @@ from tpu.rules import shard_bytes
 from tpu.topologies import Topology
 from tpu.work import Work
 
-# Of a device's memory, for what no plan counts: fragments between arrays, other small programs, the runtime.
+# Share of a device's memory reserved for what a plan cannot count: fragmentation, other small programs, the runtime.
 MARGIN = 0.03
 
 
 class Plan(NamedTuple):
-    """Per device, sizes in bytes.   parts: of the arguments.   costs, collectives, estimate: None if it does not fit.
+    """The plan of a step; sizes are bytes per device.
 
-    data_loops: loops that the data end, of which one turn is counted.   evaluation: what a device holds in evaluation,
-    None where that is less than in a step.
+    parts: of the arguments.   costs, estimate: None if the program does not fit; collectives is then empty.
+    data_loops: loops whose length depends on the data; one iteration of each is counted.   evaluation: memory during
+    evaluation, None where that is less than in a step.
     """
 
     topology: Topology
@@ -44,12 +45,12 @@ class Plan(NamedTuple):
 
     @property
     def room(self) -> float:
-        """What a plan may fill."""
+        """Bytes that a plan may use."""
         return (1 - MARGIN) * self.capacity
 
     @property
     def moments(self) -> dict[str, float]:
-        """What a device holds when it holds much; batches that wait for their step are in all of it."""
+        """Bytes that a device holds at its peaks; each includes the batches that wait for their step."""
         ahead = self.work.ahead * self.parts.get("batch", 0)
         held = {"in a step": self.report.total, "while a checkpoint is written": self.during_checkpoint}
         if self.evaluation is not None:
@@ -62,7 +63,7 @@ class Plan(NamedTuple):
 
     @property
     def needed(self) -> float:
-        """The most that a device has to hold."""
+        """The largest number of bytes that a device has to hold."""
         return max(self.moments.values())
 
     @property
@@ -76,14 +77,14 @@ class Plan(NamedTuple):
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs over what all devices could do in the estimated time."""
+        """Model FLOPs divided by the peak FLOPs of all devices in the estimated time."""
         seconds = self.estimate and self.estimate.seconds
         peak = self.topology.device.peak_flops * self.work.devices
         return self.work.model_flops / (seconds * peak) if seconds else None
 
 
 def plan(work: Work, topology: Topology, kernels: Mapping[str, Cost], cache: Path) -> Plan:
-    """Compile a step for a slice and read what it will do."""
+    """Compile a step for a slice and return its plan."""
     traced = work.step.trace(*work.arguments)
     report = compile_for_tpu(traced.lower(), work.options, topology, cache)
     parts = {name: shard_bytes(tree) for name, tree in work.parts.items()}
@@ -117,28 +118,29 @@ def _evaluation(work: Work, topology: Topology, cache: Path) -> float | None:
 
 
 class Largest(NamedTuple):
-    """rows: the largest batch that was compiled and fits, 0 if none did.   full: whether the line says that more will
-    not fit; otherwise the compiler's answers lay on no line."""
+    """rows: the largest batch that was compiled and fits, 0 if none does.   full: whether extrapolation says that no
+    larger batch fits; if not, memory did not grow linearly with the batch."""
 
     rows: int
     full: bool
 
 
 def largest_batch(total: Callable[[int], float], fixed: float, rows: int, multiple: int, capacity: float) -> Largest:
-    """Two compilations, a straight line through what they need, and a check where it meets the capacity.
+    """Find the largest batch by two compilations, linear extrapolation of their memory, and a check of the result.
 
-    total: rows -> bytes per device that a batch of these rows needs; infinite where only that it does not fit is known.
-    fixed: the part of it that a larger batch leaves alone.   rows: where to start.   multiple: of what batches are.
+    total: rows -> bytes per device that a batch of these rows needs; infinite if it does not fit and the need is
+    unknown.   fixed: the part of it that does not grow with the batch.   rows: where to start.   multiple: batch sizes
+    are multiples of it.
     """
     first = total(rows)
     half_full = rows // 4
-    if math.isfinite(first):  # taking all temporaries for activations, so that the second batch fits
+    if math.isfinite(first):  # assume that all temporaries are activations, so that the second batch fits
         half_full = int(rows * (capacity / 2 - fixed) / max(first - fixed, 1.0))
     second = max(half_full // multiple, 1) * multiple
     second = second if second != rows else 2 * rows
     points = [(rows, first), (second, total(second))]
     fitting = max((n for n, size in points if size <= capacity), default=0)
-    for _ in range(2):  # the compiler saves memory when it gets tight, so the line may bend
+    for _ in range(2):  # the compiler saves memory when it is tight, so the growth may not be linear
         guess = _where_full(points[-2:], multiple, capacity)
         if guess <= fitting:
             break
@@ -149,7 +151,8 @@ def largest_batch(total: Callable[[int], float], fixed: float, rows: int, multip
 
 
 def _where_full(points: list[tuple[int, float]], multiple: int, capacity: float) -> int:
-    """The largest multiple at which the line through two points is within the capacity; 0 without such a line."""
+    """Return the largest multiple at which the line through two points is within the capacity; 0 without such a
+    line."""
     (n1, size1), (n2, size2) = points
     if n1 == n2 or not math.isfinite(size1 + size2) or (slope := (size2 - size1) / (n2 - n1)) <= 0:
         return 0

@@ -1,4 +1,4 @@
-"""Plans as tables on the screen, as Markdown and as a picture."""
+"""Show plans as tables on the screen, as Markdown and as a picture."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -16,12 +16,12 @@ from tpu.estimate import Estimate
 from tpu.generations import GIB
 from tpu.plan import MARGIN, Largest, Plan
 
-LISTED = 10  # operations and collectives, the largest first
+LISTED = 10  # how many operations and collectives to list, the largest first
 PARTIAL = "plans.partial.md"
 
 
 def show(title: str, planned: Plan) -> None:
-    """Print all of one plan."""
+    """Print a plan in full."""
     console = _console()
     console.print(f"\n[bold]{title}[/bold]", highlight=False)
     console.print(_memory(planned))
@@ -34,17 +34,17 @@ def show(title: str, planned: Plan) -> None:
 
 
 def show_largest(largest: Largest, planned: Plan) -> None:
-    """Print what `largest_batch` found."""
+    """Print the result of `largest_batch`."""
     if largest.rows == 0:
         said = "no batch fits: cut the parameters (--mesh fsdp=...) or the activations (--remat full, --microbatches)"
     else:
-        more = "" if largest.full else " (perhaps more: what it needs does not grow evenly)"
+        more = "" if largest.full else " (perhaps more: memory does not grow linearly with the batch)"
         said = f"largest batch that fits: {largest.rows} rows of {planned.work.length}{more}"
     _console().print(said, highlight=False)
 
 
 def _console() -> Console:
-    """Wide where nobody set a width, so that a pipe or a log gets whole rows."""
+    """Return a console that is wide outside of a terminal, so that a pipe or a log gets whole rows."""
     console = Console()
     return console if console.is_terminal else Console(width=140)
 
@@ -72,13 +72,13 @@ def _memory(planned: Plan) -> Table:
         table.add_row(f"{planned.work.ahead} batches ahead", f"{held / GIB:.3f}", f"{held / planned.capacity:.1%}")
     for name, size in planned.moments.items():
         verdict = "fits" if size <= planned.room else "DOES NOT FIT"
-        all_of = f"{name}, of {planned.capacity / GIB:.2f} less {MARGIN:.0%}: {verdict}"
-        table.add_row(all_of, f"{size / GIB:.3f}", f"{size / planned.capacity:.1%}")
+        total = f"{name}, of {planned.capacity / GIB:.2f} less {MARGIN:.0%}: {verdict}"
+        table.add_row(total, f"{size / GIB:.3f}", f"{size / planned.capacity:.1%}")
     return table
 
 
 def _work(planned: Plan) -> Table:
-    """FLOPs, bytes, the estimate."""
+    """Return a table with FLOPs, bytes and the estimate."""
     table = _table("One step", "", "")
     work, unit = planned.work, planned.topology.unit
     needed = f"{planned.flops.total / work.devices:.3e}"
@@ -89,33 +89,33 @@ def _work(planned: Plan) -> Table:
     for name, text in figures(planned).items():
         table.add_row(name, text)
     if planned.data_loops:
-        table.add_row("loops that the data end, counted as one turn each", str(planned.data_loops))
+        table.add_row("loops whose length depends on the data, counted as one iteration", str(planned.data_loops))
     compiled = f"{planned.report.seconds:.0f} s" + (" (kept from an earlier plan)" if planned.report.cached else "")
     table.add_row("compilation", compiled)
     return table
 
 
 def figures(planned: Plan) -> dict[str, str]:
-    """The estimate in words; 'no estimate' and why where there is none."""
+    """Return the estimate as names and texts; 'no estimate' and the reason if there is none."""
     estimate = planned.estimate
     if estimate is None:
         return {"estimate": "no estimate: it does not fit"}
     if estimate.seconds is None:
         return {"estimate": f"no estimate: {estimate.why_not}"}
     ms = lambda seconds: f"{1000 * seconds:.3g}"
-    kernels = f" (of it {ms(estimate.kernels)} kernels, by their bundles)" if estimate.kernels else ""
+    kernels = f" ({ms(estimate.kernels)} of them in kernels, by counted bundles)" if estimate.kernels else ""
     return {
         "estimated step time": f"{ms(estimate.seconds)} ms",
         "  cores": f"{ms(estimate.compute)} ms{kernels}",
         "  HBM": f"{ms(estimate.memory)} ms",
-        "  collectives": f"{ms(estimate.collectives)} ms, the cores wait for {ms(estimate.exposed)} of them",
+        "  collectives": f"{ms(estimate.collectives)} ms, of which the cores wait {ms(estimate.exposed)} ms",
         "estimated tokens/s": f"{planned.tokens_per_second:,.0f}",
-        "estimated MFU": f"{planned.mfu:.1%} ({_span(planned)}, by what was measured elsewhere)",
+        "estimated MFU": f"{planned.mfu:.1%} ({_span(planned)}, by comparison with published measurements)",
     }
 
 
 def _span(planned: Plan) -> str:
-    """The MFU's range, '45 to 59'; 'up to 59' or 'down to 45' where nothing measured was to the other side."""
+    """Return the MFU's range, '45 to 59'; 'up to 59' or 'down to 45' if all measurements deviate to one side."""
     least, most = span(planned.mfu, planned.topology.generation)
 
     def percent(share):
@@ -128,7 +128,7 @@ def _span(planned: Plan) -> str:
 
 def _collectives(planned: Plan) -> Table:
     unit = planned.topology.unit
-    columns = ("kind", f"{unit}s", "runs", "MB", "ms", "ms that the cores wait")
+    columns = ("kind", f"{unit}s", "runs", "MB", "ms", "ms cores wait")
     table = _table(f"Collectives per step and {unit}", *columns)
     sums: dict[tuple, list[float]] = defaultdict(lambda: [0, 0.0, 0.0, 0.0])
     for collective, seconds, exposed in planned.collectives:
@@ -142,7 +142,7 @@ def _collectives(planned: Plan) -> Table:
 
 
 def _largest_collectives(planned: Plan) -> Table:
-    table = _table("The longest of them", "kind", "MB", "runs", "ms", "waited", "largest array", "from")
+    table = _table("Longest collectives", "kind", "MB", "runs", "ms", "ms cores wait", "largest array", "source")
     for collective, seconds, exposed in sorted(planned.collectives, key=lambda timed: -timed.seconds)[:LISTED]:
         array = max(collective.arrays, key=lambda a: a.bytes)
         shape = f"{array.dtype}{list(array.dims)}" + (" and others" if len(collective.arrays) > 1 else "")
@@ -160,7 +160,7 @@ def _sources(planned: Plan) -> Table:
     return table
 
 
-# Column -> its text, of a plan that has an estimate or not.
+# Column -> its text for a plan, with an estimate or without.
 _COLUMNS = {
     "slice": lambda p: f"{p.topology} ({p.topology.cloud})",
     "mesh": lambda p: p.work.mesh,
@@ -169,21 +169,22 @@ _COLUMNS = {
     "TFLOPs/device": lambda p: f"{p.flops.total / p.work.devices / 1e12:.2f}",
     "collectives, MB/device": lambda p: f"{sum(timed.collective.bytes for timed in p.collectives) / 1e6:.0f}",
     "step, ms": lambda p: _or_none(p, lambda: f"{1000 * p.estimate.seconds:.3g}"),
-    "cores (of it kernels), HBM, waits, ms": lambda p: _or_none(p, lambda: _limits(p.estimate)),
+    "cores (kernels), HBM, waits, ms": lambda p: _or_none(p, lambda: _limits(p.estimate)),
     "tokens/s": lambda p: _or_none(p, lambda: f"{p.tokens_per_second:,.0f}"),
     "MFU": lambda p: _or_none(p, lambda: f"{p.mfu:.0%} ({_span(p)})"),
     "compilation, s": lambda p: f"{p.report.seconds:.0f}",
 }
 _NOTE = (
     "Step time, tokens/s and MFU are estimates of XLA's TPU compiler, not measurements. "
-    "A device is a chip, of v2, v3 and v7x half of one. "
-    "In brackets what the MFU would be by the worst of what was measured elsewhere. "
-    "A step is the longer of what the cores compute and what HBM moves, and what the cores wait for collectives."
+    "A device is a chip, or half a chip of v2, v3 and v7x. "
+    "Brackets show the MFU's range by the largest deviations of estimates from published measurements. "
+    "A step takes the longer of the cores' time (kernels are part of it) and HBM's time, plus the time that the cores "
+    "wait for collectives."
 )
 
 
 def _limits(estimate: Estimate) -> str:
-    """'142 (12.7), 54.1, 5.2': what a step would take if it only computed and only moved, and how long it waits."""
+    """Return '142 (12.7), 54.1, 5.2': the time of cores (kernels in it), HBM and waiting for collectives, in ms."""
     compute, kernels, memory, exposed = (
         f"{1000 * seconds:.3g}" for seconds in (estimate.compute, estimate.kernels, estimate.memory, estimate.exposed)
     )
@@ -195,7 +196,7 @@ def _or_none(planned: Plan, text) -> str:
 
 
 def markdown(rows: Sequence[tuple[str, Plan | str]]) -> str:
-    """(recipe, its plan or why there is none) as a table."""
+    """Return a Markdown table.   rows: (recipe, its plan or why there is none)."""
     lines = [f"| recipe | {' | '.join(_COLUMNS)} |", "|---" * (len(_COLUMNS) + 1) + "|"]
     for recipe, planned in rows:
         cells = [planned] + [""] * (len(_COLUMNS) - 1)
@@ -206,14 +207,14 @@ def markdown(rows: Sequence[tuple[str, Plan | str]]) -> str:
 
 
 def make(folder: Path) -> None:
-    """A folder for plans; UserError where nothing can be written in it."""
+    """Create a folder for plans; raises UserError if it is not writable."""
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / PARTIAL).touch()
 
 
 def write(rows: Sequence[tuple[str, Plan | str]], folder: Path) -> None:
-    """plans.md and plans.png in a folder that `make` made; UserError where they cannot be written."""
+    """Write plans.md and plans.png into a folder from `make`; raises UserError if that fails."""
     with _writing(folder):
         (folder / PARTIAL).write_text(markdown(rows))
         (folder / PARTIAL).replace(folder / "plans.md")
@@ -230,14 +231,14 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def _picture(rows: list[tuple[str, Plan]], out: Path) -> None:
-    """HBM and MFU, a bar for each recipe's phase, a colour for each slice."""
+    """Draw HBM and MFU: a bar for each recipe's phase, a colour for each slice."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     phases = list(dict.fromkeys((recipe, p.work.rows, p.work.length) for recipe, p in rows))
     slices = list(dict.fromkeys(str(p.topology) for _, p in rows))
     panels = {
-        "HBM, share of the device's": lambda p: p.needed / p.capacity,
+        "share of the device's HBM": lambda p: p.needed / p.capacity,
         "estimated MFU": lambda p: p.mfu or 0.0,
     }
     figure, axes = pyplot.subplots(1, len(panels), figsize=(13, 1.5 + 0.35 * len(phases)), sharey=True)
@@ -247,7 +248,7 @@ def _picture(rows: list[tuple[str, Plan]], out: Path) -> None:
             index, row = slices.index(str(p.topology)), phases.index((recipe, p.work.rows, p.work.length))
             axis.barh(row + thick * (index - (len(slices) - 1) / 2), min(value(p), 1.2), thick, color=f"C{index}")
         axis.set_title(name, fontsize="medium")
-        axis.set_xlim(0, 1.2 if name.startswith("HBM") else 1)
+        axis.set_xlim(0, 1.2 if name.endswith("HBM") else 1)
         axis.grid(axis="x", alpha=0.3)
     axes[0].axvline(1, color="black", linewidth=1)
     axes[0].set_yticks(range(len(phases)), [f"{recipe} {n} x {length}" for recipe, n, length in phases])

@@ -17,7 +17,7 @@ FULL = 'the request failed and is deleted: There is no more capacity in the zone
 COSTS = "costs until you run python -m tpu delete --name n --bucket gs://b"
 STORIES = {
     "a spot slice is deleted when the run is done": Story(
-        said=("n is deleted when the run has ended, well or not", "the run is done. The slice is deleted")
+        said=("n is deleted when the run ends, successfully or not", "the run is done. The slice is deleted")
     ),
     "several hosts finish together": Story([*TWO, "--spot"]),
     # Spot capacity
