@@ -1,7 +1,7 @@
-"""Several processes, one per host or GPU, as one program.
+"""Run several processes, one per host or GPU, as one program.
 
-Who starts the processes tells them of each other: explicit options, JAX_COORDINATOR_ADDRESS with JAX_NUM_PROCESSES and
-JAX_PROCESS_ID, Slurm, Open MPI, GKE or a Cloud TPU VM.
+Processes learn of each other from explicit options, from JAX_COORDINATOR_ADDRESS with JAX_NUM_PROCESSES and
+JAX_PROCESS_ID, or from their launcher: Slurm, Open MPI, GKE or a Cloud TPU VM.
 """
 
 import contextlib
@@ -28,20 +28,20 @@ from tpu import chatter
 from tpu.local import HEARTBEAT_SECONDS
 
 JOIN_SECONDS = 300
-WAITING_SECONDS = 10  # until it is said that others are waited for
-FAREWELL_SECONDS = 5  # for the other processes to hear why this one ends, which the first one's end would cut off
-# JAX asks as often before it takes a machine for one that stands alone.
+WAITING_SECONDS = 10  # before a message says that this process waits for others
+FAREWELL_SECONDS = 5  # for other processes to read why this one ends, before the end of process 0 cuts them off
+# JAX tries as often before it decides that a machine is alone.
 METADATA_TRIES, METADATA_PAUSE = 6, 0.5
-GOOGLE = "0x1ae0"  # as a maker of PCI devices
+GOOGLE = "0x1ae0"  # PCI vendor id
 
 
 def join(coordinator: str | None, processes: int | None, process: int | None) -> None:
-    """Join the cluster that the arguments or the environment describe; nothing happens where there is none.
+    """Join the cluster that the arguments or the environment describe, if any.
 
-    To be called before JAX opens a backend.   coordinator: HOST:PORT of process 0.   UserError when some are missing.
+    Call this before JAX opens a backend.   coordinator: HOST:PORT of process 0.   UserError if only some are given.
     """
-    given = {"coordinator": coordinator, "processes": processes, "process": process}
-    missing = [f"--{name}" for name, value in given.items() if value is None]
+    settings = {"coordinator": coordinator, "processes": processes, "process": process}
+    missing = [f"--{name}" for name, value in settings.items() if value is None]
     if missing and len(missing) < 3:
         raise UserError(
             f"several processes need --coordinator HOST:PORT, --processes N and --process I: "
@@ -55,7 +55,7 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
     if coordinator is not None and not re.fullmatch(r"\S+:\d{1,5}", coordinator):
         raise UserError(f"--coordinator {coordinator!r}: give HOST:PORT of process 0, like 10.0.0.2:7000")
     chatter.sort_out()
-    # Its handler would take SIGTERM from `pretrain.training.signals`, and it forgets what comes before the first step.
+    # JAX's handler would replace that of `pretrain.training.signals`, and misses a SIGTERM before the first step.
     jax.config.update("jax_enable_preemption_service", False)
     waiting = threading.Timer(WAITING_SECONDS, _say_that_it_waits)
     waiting.start()
@@ -81,7 +81,7 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
 
 def _say_that_it_waits() -> None:
     print(
-        f"waiting for the other processes of this run, {JOIN_SECONDS} seconds at most: start the same command on every "
+        f"waiting up to {JOIN_SECONDS} seconds for the other processes of this run: start the same command on every "
         "host, and let the hosts reach process 0's port",
         file=sys.stderr,
         flush=True,
@@ -89,7 +89,7 @@ def _say_that_it_waits() -> None:
 
 
 def explicit(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
-    """(coordinator, processes, process) from JAX's own variables, None without them; UserError when they are broken."""
+    """Return (coordinator, processes, process) from JAX's variables, None without them; UserError if not numbers."""
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     values = [environment.get(name) for name in names]
     if not all(values):
@@ -97,11 +97,11 @@ def explicit(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
     try:
         return values[0], int(values[1]), int(values[2])
     except ValueError:
-        raise UserError(f"{names[1]}={values[1]}, {names[2]}={values[2]}: give both a whole number") from None
+        raise UserError(f"{names[1]}={values[1]}, {names[2]}={values[2]}: both must be whole numbers") from None
 
 
 def detected(environment: Mapping[str, str], cloud_tpu_workers: Callable[[], int]) -> bool:
-    """Whether a launcher that `jax.distributed.initialize` knows has started several processes."""
+    """Return whether a launcher that `jax.distributed.initialize` knows has started several processes."""
     size = lambda name: int(environment.get(name, "1") or 1)
     if size("SLURM_STEP_NUM_TASKS") > 1 or size("OMPI_COMM_WORLD_SIZE") > 1:
         return True
@@ -114,9 +114,9 @@ def detected(environment: Mapping[str, str], cloud_tpu_workers: Callable[[], int
 
 
 def cloud_tpu_workers() -> int:
-    """Hosts of this machine's Cloud TPU slices, by its metadata server; 1 where there is neither TPU nor such a server.
+    """Return the hosts of this machine's Cloud TPU slices, by its metadata server; 1 without a TPU or a server.
 
-    PassingError where there are both and the server does not say: as many hosts that train alone would be the worse.
+    Raises PassingError if there are both and the server fails: it would be worse if each host trained alone.
     """
     if not has_tpus():
         return 1
@@ -126,22 +126,21 @@ def cloud_tpu_workers() -> int:
         if isinstance(getattr(error, "reason", None), socket.gaierror) and error.reason.errno == socket.EAI_NONAME:
             return 1  # not in Google Cloud
         raise PassingError(
-            f"how many hosts this TPU slice has is not known: the metadata server does not say ({error}); start the "
-            "same command again, or give --coordinator, --processes and --process, or, on a single host, "
-            "TPU_SKIP_MDS_QUERY=1"
+            f"the metadata server does not say how many hosts this TPU slice has ({error}); start the same command "
+            "again, or give --coordinator, --processes and --process, or, on a single host, set TPU_SKIP_MDS_QUERY=1"
         ) from None
     slices = re.search(r"MEGASCALE_NUM_SLICES: *'?(\d+)", settings)
     return len(endpoints.split(",")) * int(slices[1] if slices else 1)
 
 
 def has_tpus() -> bool:
-    """Whether this machine has chips of Google's, found without opening them."""
+    """Return whether this machine has TPU chips, without opening them."""
     vendors = map(Path.read_text, Path("/sys/bus/pci/devices").glob("*/vendor"))
     return bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")) and GOOGLE in map(str.strip, vendors)
 
 
 def _metadata(attribute: str) -> str:
-    """What the machine's metadata server says of it, '' where it has no such attribute. OSError where it fails."""
+    """Return an attribute from the machine's metadata server, '' if it does not exist; OSError if the server fails."""
     server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
     url = f"http://{server}/computeMetadata/v1/instance/attributes/{attribute}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
@@ -150,7 +149,7 @@ def _metadata(attribute: str) -> str:
         try:
             with urllib.request.urlopen(request, timeout=5) as answer:
                 return answer.read().decode()
-        except OSError as error:  # in a VM's first seconds an attribute may be missing, too
+        except OSError as error:  # an attribute may also be missing in a VM's first seconds
             last = error
     if getattr(last, "code", None) == 404:
         return ""
@@ -158,29 +157,30 @@ def _metadata(attribute: str) -> str:
 
 
 def is_first() -> bool:
-    """Whether this process writes what is written once."""
+    """Return whether this is the process that writes the run's files."""
     return _here().process_id == 0
 
 
 def number() -> int:
-    """Which process of the run this is, from 0."""
+    """Return the number of this process in the run, from 0."""
     return _here().process_id or 0
 
 
 def size() -> int:
-    """Processes of the run."""
+    """Return the number of processes in the run."""
     return _here().num_processes or 1
 
 
 def several() -> bool:
-    """Whether this process has joined others, so that it can hear and be heard."""
+    """Return whether this process has joined others and can exchange messages with them."""
     return _joined.is_set() and size() > 1
 
 
 def gather(what: str, decide: Callable[[], Any]) -> list:
-    """What decide(), a JSON value, gives in each process, by their numbers. All ask the same in the same order.
+    """Return the results of decide(), JSON values, of all processes, in order of their numbers. All processes must call
+    this with the same `what`, in the same order.
 
-    Where it raises, all raise: that process its own error, the others a UserError which names the process.
+    If decide() raises in one process, all raise: that process its own error, the others a UserError that names it.
     """
     if not several():
         return [decide()]
@@ -191,21 +191,21 @@ def gather(what: str, decide: Callable[[], Any]) -> list:
         failure, said = error, {"error": str(error) or type(error).__name__, "status": getattr(error, "status", None)}
     store.key_value_set(f"{_GATHERED}/{number}/{me}", json.dumps({"what": what, **said}))
     heard = [json.loads(_wait_for(f"{_GATHERED}/{number}/{other}")) for other in range(size())]
-    if number:  # what everybody has read, since everybody is here
+    if number:  # all processes have read the previous value, because all are here
         store.key_value_delete(f"{_GATHERED}/{number - 1}/{me}")
     if failure is not None:
         raise failure
-    for other, one in enumerate(heard):
-        if one["what"] != what:
-            raise RuntimeError(f"process {other} is at {one['what']!r}, process {me} at {what!r}")
-        if "error" in one:
-            kind = PassingError if one["status"] == PassingError.status else UserError
-            raise kind(f"process {other}: {one['error']}")
-    return [one["value"] for one in heard]
+    for other, message in enumerate(heard):
+        if message["what"] != what:
+            raise RuntimeError(f"process {other} is at {message['what']!r}, process {me} at {what!r}")
+        if "error" in message:
+            kind = PassingError if message["status"] == PassingError.status else UserError
+            raise kind(f"process {other}: {message['error']}")
+    return [message["value"] for message in heard]
 
 
 def agree(what: str, decide: Callable[[], Any]) -> Any:
-    """decide(), a JSON value, where it gives the same in all processes; UserError where one fails or differs."""
+    """Return decide(), a JSON value, which must be the same in all processes; UserError if one fails or differs."""
     values = gather(what, decide)
     for other, value in enumerate(values):
         if value != values[0]:
@@ -214,7 +214,7 @@ def agree(what: str, decide: Callable[[], Any]) -> Any:
 
 
 def from_first(what: str, decide: Callable[[], Any]) -> Any:
-    """decide() of the first process, a JSON value, in all of them; where it raises there, all raise."""
+    """Return decide() of the first process, a JSON value, in all processes; if it raises there, all raise."""
     return gather(what, decide if is_first() else lambda: None)[0]
 
 
@@ -227,31 +227,31 @@ def _difference(theirs, firsts) -> str:
 
 @contextlib.contextmanager
 def ending_together() -> Iterator[None]:
-    """An error that leaves this context ends this process at once, and the others hear of it by `notices`.
+    """On an error in this context, tell the other processes by `notify` and end this process at once.
 
-    JAX would wait at exit for the others, which wait for this process in a computation.
+    Otherwise JAX would wait at exit for the others, which wait for this process in a computation.
     """
     try:
         yield
-    except (Exception, SystemExit) as error:  # rich exits where nobody reads what it prints
+    except (Exception, SystemExit) as error:  # rich exits if its output pipe is closed
         if not several():
             raise
         if _tells_of_a_lost_process(error):
-            time.sleep(FAREWELL_SECONDS / 2)  # for its own last words to arrive
+            time.sleep(FAREWELL_SECONDS / 2)  # for that process's own message to arrive
             end_with_others()
             chatter.tell_of_loss()
             leave(PassingError.status)
         _say(f"error: {error}" if isinstance(error, UserError) else traceback.format_exc().rstrip())
         unread = "nobody reads what it prints" if isinstance(error, SystemExit) else ""
         status = error.status if isinstance(error, UserError) else 1
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first process, which holds the notices, is gone
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # if process 0, which holds the notices, is gone
             notify("ended", f"{status} {unread or str(error) or type(error).__name__}")
         leave(status)
 
 
 def end_with_others() -> None:
-    """End this process where another one has ended with an error, saying which and why."""
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first process, which holds the notices, is gone
+    """End this process if another one has ended with an error, and print which one and why."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # if process 0, which holds the notices, is gone
         for process, said in notices("ended").items():
             if process != _here().process_id:
                 status, _, reason = said.partition(" ")
@@ -260,13 +260,13 @@ def end_with_others() -> None:
 
 
 def _say(line: str) -> None:
-    """To whoever reads it: where nobody does, because what started the processes was killed, they end all the same."""
+    """Print to stderr; a closed pipe, because the program that started the processes was killed, is ignored."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
 
 
 def _tells_of_a_lost_process(error: Exception) -> bool:
-    """Whether what several processes compute or settle together broke off in the middle."""
+    """Return whether an error means that a computation or agreement between processes broke off."""
     kinds = (jax.errors.JaxRuntimeError, ValueError)
     error = error.__cause__ if isinstance(error, TimeoutError) else error  # as Orbax calls all that ends its waiting
     said = isinstance(error, kinds) and any(name in str(error) for name in ("Gloo", "UNAVAILABLE"))
@@ -274,23 +274,23 @@ def _tells_of_a_lost_process(error: Exception) -> bool:
 
 
 def notify(kind: str, text: str) -> None:
-    """Tell the other processes, which read it from `notices`."""
+    """Leave a notice for the other processes, which read it by `notices`."""
     _here().client.key_value_set(f"{_NOTICES}/{kind}/{_here().process_id}", text, allow_overwrite=True)
 
 
 def notices(kind: str) -> dict[int, str]:
-    """The latest notice of this kind from each process that gave one."""
+    """Return the latest notice of this kind from each process that left one."""
     return {int(key.rsplit("/", 1)[1]): text for key, text in _here().client.key_value_dir_get(f"{_NOTICES}/{kind}")}
 
 
 def leave(status: int) -> None:
-    """End this process at once; the first one, which holds the notices, when the others have left or a while later."""
+    """End this process at once; process 0, which holds the notices, first waits a while for the others to leave."""
     with contextlib.suppress(OSError):  # as in `_say`
-        Console().show_cursor()  # a line that shows progress has hidden it, and is not there to the end
+        Console().show_cursor()  # a progress line has hidden it and does not get to restore it
         sys.stdout.flush()
         sys.stderr.flush()
     if several():
-        with contextlib.suppress(Exception):  # without the first process there is nobody to tell
+        with contextlib.suppress(Exception):  # if process 0 is gone, notices are, too
             notify("left", "")
             end = time.monotonic() + FAREWELL_SECONDS
             while is_first() and len(notices("left")) < size() and time.monotonic() < end:
@@ -299,11 +299,11 @@ def leave(status: int) -> None:
 
 
 class _FirstLost(PassingError):
-    """The first process, which holds what others wait for, is gone, whatever JAX says of it."""
+    """Process 0, which holds the key-value store, is gone."""
 
 
 def _wait_for(key: str) -> str:
-    """The value of a key as soon as there is one; a process that died ends this one, see `join`."""
+    """Wait for the value of a key; if a process dies, JAX's heartbeat ends this one, see `join`."""
     while True:
         try:
             return _here().client.blocking_key_value_get(key, 10_000)
@@ -314,17 +314,17 @@ def _wait_for(key: str) -> str:
 
 
 def _here():
-    """This process's place in JAX's cluster: process_id, num_processes, client (the key-value store that all share).
+    """Return this process's place in JAX's cluster: process_id, num_processes, client (the shared key-value store).
 
-    JAX has no public name for it; `jax.process_index()` would open the backend, which a TPU does in its own time.
+    JAX has no public name for it, and `jax.process_index()` would open the backend, which takes long on a TPU.
     """
     from jax._src import distributed
 
     return distributed.global_state
 
 
-_HOSTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")  # GKE's
-_ALONE = ("TPU_SKIP_MDS_QUERY", "COLAB_RELEASE_TAG")  # where no metadata server tells of others
+_HOSTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")  # set by GKE
+_ALONE = ("TPU_SKIP_MDS_QUERY", "COLAB_RELEASE_TAG")  # set where no metadata server knows of other hosts
 _GATHERED, _NOTICES = "pretrain/gathered", "pretrain/notices"
 _numbers = itertools.count()
 _joined = threading.Event()

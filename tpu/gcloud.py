@@ -1,4 +1,4 @@
-"""All gcloud commands of a launch, how they are run, and what their failures mean."""
+"""The gcloud commands of a launch, how to run them, and what their failures mean."""
 
 import json
 import re
@@ -13,8 +13,8 @@ from data_pipelines.errors import UserError
 from tpu.accelerators import parse_accelerator
 
 LIMIT = 900  # seconds that a command may take
-BYTES = "surrogateescape"  # what is no UTF-8 stays as it is, and as long
-FIRST_PAUSE, LAST_PAUSE = 5, 300  # seconds between tries while Google Cloud does not answer, twice as many each time
+BYTES = "surrogateescape"  # bytes that are not UTF-8 keep their value and length
+FIRST_PAUSE, LAST_PAUSE = 5, 300  # seconds between tries while Google Cloud does not answer; doubled each time
 TRANSIENT = (
     r"gcloud crashed \((Connect|Read|Remote|\w*Timeout|SSL|Proxy|Transport|Protocol|Chunked|ServerNotFound|OSError)"
     r"|Max retries exceeded|Failed to resolve|'status': 5\d\d|HTTPError 5\d\d|UNAVAILABLE|INTERNAL:|per minute"
@@ -24,18 +24,18 @@ OFFER = (
     r"accelerator .*(not found|not available|not supported)|runtime.?version|version .* not found"
     r"|permission denied on 'locations/|location \S+ (is )?(not found|unauthorized)|invalid (value for )?zone"
 )
-# kind, what gcloud prints, what to tell the user. The first that matches counts.
+# kind, what gcloud prints, what to tell the user. The first match counts.
 FAILURES = (
     ("transient", TRANSIENT, "Google Cloud does not answer"),
-    ("login", r"active account|auth tokens|reauthentication|invalid_grant", "no valid login: run gcloud auth login; a "
-     "run that was launched goes on by itself"),
-    ("quota", r"quota", "--type: more than your project's quota: ask for more, or use another --zone, or --spot"),
-    ("gone", r"matched no objects|not found: 404", "--bucket: nothing is there; gcloud storage ls lists yours"),
-    ("exists", r"already.exists", "--name: somebody else makes it now"),
-    ("raced", r"HTTPError 412", "--name: somebody else launches it now, or gcloud tried twice: the same command again "
-     "comes back to it"),
-    ("offer", OFFER, "--type, --zone, --runtime-version: not offered so: gcloud compute tpus locations list, then "
-     "gcloud compute tpus tpu-vm accelerator-types (or versions) list --zone={zone}"),
+    ("login", r"active account|auth tokens|reauthentication|invalid_grant", "no valid login: run gcloud auth login; "
+     "runs that were launched before go on"),
+    ("quota", r"quota", "--type: exceeds your project's quota: ask for more, or use another --zone, or --spot"),
+    ("gone", r"matched no objects|not found: 404", "--bucket: nothing is there; gcloud storage ls lists your buckets"),
+    ("exists", r"already.exists", "--name: someone else is creating it now"),
+    ("raced", r"HTTPError 412", "--name: someone else is launching it now, or gcloud tried twice: run the same command "
+     "again to watch the run"),
+    ("offer", OFFER, "--type, --zone, --runtime-version: this combination is not offered: see gcloud compute tpus "
+     "locations list, then gcloud compute tpus tpu-vm accelerator-types (or versions) list --zone={zone}"),
     ("denied", r"denied|SERVICE_DISABLED|not enabled", "the API is off (gcloud services enable tpu.googleapis.com) or "
      "your account lacks a role: ask for roles/tpu.admin and roles/iam.serviceAccountUser, or, on the bucket, for "
      "roles/storage.objectUser"),
@@ -44,47 +44,48 @@ FAILURES = (
 
 
 class GcloudError(UserError):
-    """A failed command: its one line for the user, and `kind`, as in FAILURES."""
+    """A failed gcloud command, as one line for the user.   kind: as in FAILURES."""
 
     def __init__(self, complaints: str, zone: str):
         line = " ".join(re.sub(r"^(.*\n)*?ERROR: (\(\S+\))?", "", complaints).split())[:300]
-        self.kind, _, meaning = next(one for one in FAILURES if re.search(one[1], complaints, re.I | re.S))
-        gcloud = f"gcloud: {line or 'it failed without a word'}"
+        self.kind, _, meaning = next(entry for entry in FAILURES if re.search(entry[1], complaints, re.I | re.S))
+        gcloud = f"gcloud: {line or 'it failed without a message'}"
         super().__init__(f"{meaning.format(zone=zone)} ({gcloud})" if meaning else gcloud)
 
 
 class Slice(NamedTuple):
-    """What a slice is, and where. The queued resource that brings it, which all generations have, has the same name."""
+    """The name, place and type of a slice. The queued resource that requests it has the same name."""
 
     name: str
     bucket: str
     zone: str = ""
     project: str = ""
     type: str = ""
-    count: int = 1  # slices that one request is for
+    count: int = 1  # slices in one request
 
     @property
     def state(self) -> str:
-        """The folder for what launcher and hosts tell each other."""
+        """The folder in the bucket through which launcher and hosts communicate."""
         return f"{self.bucket}/{self.name}/launch"
 
     @property
     def vms(self) -> list[str]:
-        """As Google names them."""
+        """Google's names of the VMs."""
         return [self.name] if self.count == 1 else [f"{self.name}-{number}" for number in range(self.count)]
 
     @property
     def hosts(self) -> list[str]:
-        """As they name themselves. The log of the first is shown."""
+        """The hosts' own names; launch shows the log of the first one."""
         return [f"{vm}-w-{number}" for vm in self.vms for number in range(parse_accelerator(self.type).hosts)]
 
     def tpus(self, kind: str, verb: str, *flags: str) -> list[str]:
-        """A command about it."""
+        """Return a gcloud command about the slice."""
         place = f"--zone={self.zone}", f"--project={self.project}"
         return ["gcloud", "compute", "tpus", kind, *verb.split(), *place, *flags, "--quiet"]
 
     def listing(self, kind: str, folder: str, names: Sequence[str]) -> list[str]:
-        """Of these names alone, not of run-2 where this is run. Parentheses in a pattern would be gcloud's own."""
+        """Return the command that lists exactly these names, not also run-2 for run. Parentheses would be gcloud's own
+        syntax."""
         named = " OR ".join(f"name~/{folder}/{name}$" for name in names)
         return self.tpus(kind, "list", f"--filter={named}", "--format=json(name,state,acceleratorType,metadata)")
 
@@ -93,17 +94,17 @@ class Slice(NamedTuple):
 
     @property
     def costs(self) -> str:
-        """What is said of one that stays."""
+        """The warning for a slice that is not deleted."""
         return f"costs until you run python -m tpu delete --name {self.name} --bucket {self.bucket}"
 
     def as_in(self, settings: str) -> "Slice":
-        """Its namesake that the settings of hosts were written for."""
+        """Return the slice of this name that the settings of hosts were written for."""
         place = json.loads(settings.splitlines()[0].removeprefix("# "))
-        return self._replace(**place | {"name": self.name, "bucket": self.bucket})  # a folder may have been copied
+        return self._replace(**place | {"name": self.name, "bucket": self.bucket})  # the folder may be a copy
 
 
 class Gcloud:
-    """Runs commands about a slice, in a folder that has the files to upload."""
+    """Runs gcloud commands about a slice, in a folder with the files to upload."""
 
     mark = "[launch]"
 
@@ -111,7 +112,7 @@ class Gcloud:
         self.where, self.folder = where, folder
 
     def execute(self, command: Sequence[str]) -> tuple[int, str, str]:
-        """-> (exit status, stdout, stderr). Input is closed, so that nothing waits for an answer that no one sees."""
+        """Run a command -> (exit status, stdout, stderr). Its input is closed, so that no hidden prompt waits."""
         if shutil.which("gcloud") is None:
             raise UserError("gcloud is not installed: https://cloud.google.com/sdk/docs/install, then gcloud init")
         options = {"stdin": subprocess.DEVNULL, "capture_output": True}
@@ -128,8 +129,8 @@ class Gcloud:
         print(f"{self.mark} {text}", flush=True)
 
     def call(self, command: Sequence[str], fine: str | None = None, form: str = "") -> str:
-        """What a command printed, nothing after a failure of the kind `fine`. Asked again until Google answers, with
-        what begins with the pattern `form`. Raises GcloudError for any other failure."""
+        """Return what a command printed; '' if it failed with the kind `fine`. Retries while Google does not answer, or
+        the output does not match `form`. Raises GcloudError for any other failure."""
         delay = FIRST_PAUSE
         while True:
             status, printed, complaints = self.execute(command)
@@ -148,45 +149,47 @@ class Gcloud:
         return json.loads(self.call(command, form=r"(?s)\s*\[.*\]\s*$"))
 
     def storage(self, verb: str, *words: str, fine: str | None = None) -> str:
-        """What a command about objects printed, see `call`."""
+        """Return what a gcloud storage command printed, see `call`."""
         return self.call(["gcloud", "storage", verb, *words, "--quiet"], fine)
 
     def read(self, names: Iterable[str], *flags: str) -> bytes:
-        """What is in objects of the run's folder, one after the other."""
+        """Return the contents of objects in the run's folder, joined."""
         return self.storage("cat", *(f"{self.where.state}/{name}" for name in names), *flags).encode(errors=BYTES)
 
     def clear(self, names: Iterable[str]) -> None:
-        """Remove them, those that somebody else has not removed meanwhile."""
+        """Remove objects from the run's folder; some may already be gone."""
         self.storage("rm", *(f"{self.where.state}/{name}" for name in names), "--continue-on-error", fine="gone")
 
     def settle(self, where: Slice) -> None:
-        """That is the slice; in gcloud's own project of now where it is in none. UserError without one."""
+        """Set the slice; its project is by default gcloud's current one. UserError without a project."""
         project = where.project or self.call(["gcloud", "config", "get-value", "project", "--quiet"]).strip()
         if not project:
-            raise UserError("--project is missing: give it, or gcloud config set project ID")
+            raise UserError("--project is missing: give it, or run gcloud config set project ID")
         self.where = where._replace(project=project)
 
     def look(self) -> dict[str, tuple[str, str]]:
-        """What there is: 'the request': state and why it failed; each VM's name: state and accelerator type.
+        """Return what exists: 'the request' -> (state, why it failed), each VM's name -> (state, accelerator type).
 
-        UserError where its VMs report to another folder.
+        Raises UserError if the VMs report to another folder.
         """
         found, mine = {}, f"STATE={shlex.quote(self.where.state)}\n"
-        for one in self.listed(self.where.listing("queued-resources", "queuedResources", [self.where.name])):
-            why = one["state"].get("failedData", {}).get("error", {}).get("message", "")
-            found["the request"] = one["state"]["state"], why
-        for one in self.listed(self.where.listing("tpu-vm", "nodes", self.where.vms)):
-            theirs = one.get("metadata", {}).get("pretrain-settings", mine)
+        for request in self.listed(self.where.listing("queued-resources", "queuedResources", [self.where.name])):
+            why = request["state"].get("failedData", {}).get("error", {}).get("message", "")
+            found["the request"] = request["state"]["state"], why
+        for vm in self.listed(self.where.listing("tpu-vm", "nodes", self.where.vms)):
+            theirs = vm.get("metadata", {}).get("pretrain-settings", mine)
             if mine not in theirs:
                 place = f"{self.where.zone} of {self.where.project}"
-                raise UserError(f"--name {self.where.name}: is of another bucket's run in {place}: use another --name")
-            found[one["name"].rpartition("/")[2]] = one["state"], one.get("acceleratorType", "")
+                raise UserError(
+                    f"--name {self.where.name}: belongs to another bucket's run in {place}: use another --name"
+                )
+            found[vm["name"].rpartition("/")[2]] = vm["state"], vm.get("acceleratorType", "")
         return found
 
     def objects(self) -> dict[str, dict]:
-        """What there is in the run's folder, by the rest of its name: 'size', 'update_time', 'generation'.
+        """Return the objects in the run's folder: name in the folder -> 'size', 'update_time', 'generation'.
 
-        Where the bucket keeps versions, gcloud lists also what was removed or replaced, which has a noncurrent_time.
+        In a bucket with versioning, gcloud also lists removed or replaced objects, which have a noncurrent_time.
         """
         wanted = ["--filter=-noncurrent_time>1970", "--format=json(name,size,update_time,generation)", "--quiet"]
         listed = self.listed(["gcloud", "storage", "objects", "list", f"{self.where.state}/**", *wanted])
@@ -194,7 +197,7 @@ class Gcloud:
 
 
 class Rehearsal(Gcloud):
-    """Prints the commands, runs none, and answers as for a launch that nothing disturbs."""
+    """Prints the commands without running them, and answers as in an undisturbed launch."""
 
     made, mark = False, "#"
 

@@ -1,4 +1,4 @@
-"""A real cluster on one machine: several processes, each with simulated CPU devices, talking over loopback."""
+"""A real cluster on one machine: several processes, each with simulated CPU devices, connected over loopback."""
 
 import dataclasses
 import os
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from data_pipelines.errors import UserError
 
-# After so long without a sign of life, the other processes end (JAX's default: 100). Tests have no time for it.
+# Without a heartbeat for this long, the other processes end (JAX's default: 100). Tests set it lower.
 HEARTBEAT_SECONDS = int(os.environ.get("PRETRAIN_HEARTBEAT_SECONDS", 30))
-GRACE_SECONDS = HEARTBEAT_SECONDS + 20  # for the others to notice that one is gone, before they are killed
+GRACE_SECONDS = HEARTBEAT_SECONDS + 20  # for the others to notice that a process is gone, before they are killed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Local:
     """Run a command as a cluster on this machine: local --processes 2 --devices 4 -- python -m pretrain run ..."""
 
     processes: int = 2
-    """How many processes, like hosts of a slice."""
+    """Number of processes, like the hosts of a slice."""
     devices: int = 4
-    """Simulated CPU devices of each."""
+    """Number of simulated CPU devices in each process."""
 
     def __post_init__(self):
         for field in ("processes", "devices"):
@@ -33,15 +33,15 @@ class Local:
 
 
 def local(options: Local, command: Sequence[str]) -> int:
-    """Run the command in every process to its end -> exit status: the processes' own where they agree, else 1.
+    """Run the command in every process -> the exit status that all processes have, else 1.
 
-    Each line of output begins with its process's number. SIGTERM and SIGINT are passed on.
+    Each line of output begins with the number of its process. SIGTERM and SIGINT are passed on.
     """
     if not command:
         raise UserError("local: give the command after --, as in `-- python -m pretrain run bert-tiny ...`")
     port, asked = _reserved_port(), []
     address = f"localhost:{port.getsockname()[1]}"
-    # From before the first process on: a signal that comes while they are started is for all of them.
+    # Before the first process starts, so that an early signal reaches all of them.
     old = {number: signal.signal(number, lambda *_: asked.append("stop")) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         processes = [_start(options, command, address, index) for index in range(options.processes)]
@@ -59,7 +59,7 @@ def local(options: Local, command: Sequence[str]) -> int:
 
 
 def _reserved_port() -> socket.socket:
-    """A free port that the system gives to nobody else until process 0 has loaded JAX, whose server may share it."""
+    """Reserve a free port until process 0 has loaded JAX, whose server may share it."""
     port = socket.socket()
     port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     port.bind(("localhost", 0))
@@ -96,15 +96,15 @@ def _copy_lines(index: int, process: subprocess.Popen) -> None:
 
 
 def _wait(processes: list[subprocess.Popen], asked: list[str]) -> list[int]:
-    """Exit statuses, negative for a signal. When one fails, the others get some time, then are killed.
+    """Wait for the exit statuses, negative for a signal. If a process fails, the others are killed after a while.
 
-    asked: has an entry for each signal to this program, to be passed on.
+    asked: has an entry for each signal to pass on.
     """
     deadline = None
     while True:
         statuses = [process.poll() for process in processes]
         failed = [index for index, status in enumerate(statuses) if status not in (None, 0, 75)]
-        # Of those found together, one that was killed before who lost it.
+        # Of processes that failed together, name the killed one before those that lost it.
         failed.sort(key=lambda index: statuses[index] > 0 or statuses[index] == -signal.SIGABRT)
         if failed and deadline is None:
             deadline = time.monotonic() + GRACE_SECONDS
@@ -123,11 +123,11 @@ def _wait(processes: list[subprocess.Popen], asked: list[str]) -> list[int]:
 
 
 def _lost(index: int, status: int, others: bool) -> str:
-    """What is said of the first that failed.   others: whether some still run."""
+    """Return the message about the first process that failed.   others: whether some still run."""
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     said = f"process {index} {how}"
     if others:
         said += f": others cannot go on without it and end within {GRACE_SECONDS} seconds"
-    if status == 2:  # which its own line says how to cure
+    if status == 2:  # its own message says how to fix it
         return said
     return f"{said}. Start the same command again: the run goes on from its last checkpoint"

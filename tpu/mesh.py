@@ -1,4 +1,4 @@
-"""The device mesh: how many devices share a batch, a parameter, a layer's heads or a sequence."""
+"""The device mesh: how many devices shard a batch, a parameter, a layer's heads or a sequence."""
 
 import contextlib
 import dataclasses
@@ -17,31 +17,32 @@ from tpu.generations import GIB, Tpu, tpu_of
 from tpu.network import LINK_SHARE
 from tpu.xla import rides_in_products
 
-AXES = ("slice", "data", "fsdp", "sequence", "tensor")  # outermost, where the network is slowest, first
-# Above 16 XLA:TPU reduces whole gradients of layers on every chip instead of their shares (seen on v5e 16x16).
+AXES = ("slice", "data", "fsdp", "sequence", "tensor")  # the outermost, whose network is slowest, first
+# Above 16, XLA:TPU reduces whole layer gradients on every chip instead of one shard each (seen on v5e 16x16).
 MAX_FSDP = 16
 STATE_BYTES = 16  # a parameter, its gradient and Adam's two moments, float32
-# Of a chip's memory; the rest is for activations. bert-large takes 0.32 of v5e's and fits with 16 rows of 512 a chip
-# (benchmarks/results/plans.md).
+# The share of a chip's memory for the training state; the rest is for activations. bert-large takes 0.32 of v5e's and
+# fits with 16 rows of 512 tokens per chip (benchmarks/results/plans.md).
 STATE_SHARE = 0.35
-# By the plans in benchmarks/results/plans.md: of the peak what a step's FLOPs get of the cores, 0.5 to 0.75, and what
-# the update takes beside that, as bytes at HBM's nominal rate for each scalar. (It moves 32 bytes, and what casts and
-# slices parameters some more, at half of that rate by XLA's cycles.)
+# From the plans in benchmarks/results/plans.md. USUAL_SHARE: the share of the peak FLOP/s that a step reaches, 0.5 to
+# 0.75. UPDATE_BYTES: the time of the update, as bytes per scalar at HBM's nominal rate. (It moves 32 bytes, and casts
+# and slices of parameters move some more, at half of that rate by XLA's cycles.)
 USUAL_SHARE = 0.6
 UPDATE_BYTES = 70
-NOT_BESIDE = 0.3  # of sums that ride in products, where nothing is cut; 0.17 to 0.6 in plans
-PARTS_NOT_BESIDE = 0.4  # of gathers and scattered sums, where they ride; 0.39 to 0.42
-# Parameters that need no cut are cut where that shortens a step by more; the estimate favoured it by up to a tenth.
+# The share of collectives that is waited for although they run inside of products:
+NOT_BESIDE = 0.3  # whole sums, without sharded parameters; 0.17 to 0.6 in plans
+PARTS_NOT_BESIDE = 0.4  # gathers and scattered sums; 0.39 to 0.42 in plans
+# Parameters that fit unsharded are sharded only if that shortens a step by more: the estimate favoured it by up to 0.1.
 WORTH_CUTTING = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshShape:
-    """Devices along each axis.
+    """The number of devices along each axis of the mesh, and what the axis shards.
 
-    slice: slices of TPUs, joined by the data-centre network; they share out the batch.
-    data: share out the batch.   fsdp: share out the batch and the parameters with their optimiser state.
-    sequence: share out each row's positions.   tensor: share out heads, feed-forward and vocabulary.
+    slice: the batch, over TPU slices joined by the data-centre network.   data: the batch.
+    fsdp: the batch, and parameters with their optimizer state.
+    sequence: the positions of each row.   tensor: heads, feed-forward and vocabulary.
     """
 
     slice: int = 1
@@ -56,7 +57,7 @@ class MeshShape:
 
     @property
     def batch_parts(self) -> int:
-        """Into how many parts the rows of a batch are cut."""
+        """The number of parts into which the rows of a batch are cut."""
         return self.slice * self.data * self.fsdp
 
     def __str__(self) -> str:
@@ -65,9 +66,9 @@ class MeshShape:
 
 
 def parse_mesh(text: str, devices: int, slices: int = 1) -> MeshShape:
-    """'data=4,fsdp=2' -> MeshShape; `data` (and `slice`) may be left out and take what is left of the devices.
+    """Parse 'data=4,fsdp=2'; without `data` it is all remaining devices, without `slice` the number of slices.
 
-    UserError when an axis is unknown or the axes do not fill the devices.
+    Raises UserError if an axis is unknown or the axes do not use all devices.
     """
     sizes: dict[str, int] = {}
     for part in text.split(","):
@@ -90,12 +91,12 @@ def parse_mesh(text: str, devices: int, slices: int = 1) -> MeshShape:
 
 
 class Load(NamedTuple):
-    """What a mesh is chosen for.
+    """The work that a mesh is chosen for.
 
-    parameters: scalars that are trained.   flops: of the model in one step, over all devices; 0 where nobody counted.
-    memory: bytes of a device, None when it does not matter (CPUs).   chip: None where its links are not known.
-    divisor: what fsdp has to divide, 0 where it may be any number.   beside: whether collectives ride in products,
-    as `estimated` has it.
+    parameters: trained scalars.   flops: of the model in one step, over all devices; 0 if unknown.
+    memory: bytes of a device, None if they do not matter (CPUs).   chip: None if its links are unknown.
+    divisor: a number that fsdp must divide, 0 for any fsdp.   beside: whether collectives run inside of products, see
+    `estimated`.
     """
 
     parameters: int
@@ -110,8 +111,8 @@ UNKNOWN = Load(0, 0.0, None, None)
 
 
 class Estimate(NamedTuple):
-    """Of one step, roughly.   state: bytes of a device, without activations.   seconds: of the step, 0 where they are
-    not known.   collectives: those of them that wait for other devices."""
+    """A rough estimate of one step.   state: bytes of the training state on a device, without activations.
+    seconds: of the step, 0 if unknown.   collectives: the part of these seconds that waits for other devices."""
 
     state: float
     seconds: float
@@ -119,10 +120,11 @@ class Estimate(NamedTuple):
 
 
 def automatic_mesh(devices: int, load: Load, slices: int = 1) -> MeshShape:
-    """The mesh of the shortest step, by `estimated`, of those whose training state takes at most 0.35 of a chip.
+    """Return the mesh with the shortest step, by `estimated`, among those whose training state takes at most 0.35 of a
+    chip's memory.
 
-    Where none does, that with the most fsdp; where parameters need no cut and it would hardly help, that without.
-    fsdp is a power of two and at most MAX_FSDP.
+    If none does, take the largest fsdp; if parameters fit unsharded and fsdp would hardly help, take fsdp=1. fsdp is a
+    power of two and at most MAX_FSDP.
     """
     shapes = _candidates(devices, slices, load.divisor)
     seconds = {shape: estimated(shape, load).seconds for shape in shapes if _fits(shape, load)}
@@ -144,44 +146,44 @@ def _fits(shape: MeshShape, load: Load) -> bool:
 
 
 def estimated(shape: MeshShape, load: Load) -> Estimate:
-    """A step on slices of `data` x `fsdp` in closed form; no time where the chip or the FLOPs are not known.
+    """Estimate a step on slices of `data` x `fsdp` in closed form; without time if the chip or the FLOPs are unknown.
 
-    Each device updates its share of the parameters, cut by `fsdp` alone. Along `data` and `slice` gradients are summed
-    in float32; along `fsdp` parameters are gathered twice in bfloat16 and of the sums each device gets its part, or all
-    where `fsdp` is a whole slice, whose sums XLA:TPU does not scatter. Nothing runs beside but what rides in products:
-    gathers, scattered sums, and whole sums where nothing is cut and there is one slice. Of several slices each
-    exchanges whole sums twice within itself.
+    Each device updates its shard of the parameters, which only `fsdp` cuts. Along `data` and `slice`, gradients are
+    summed in float32. Along `fsdp`, parameters are gathered twice in bfloat16, and each device gets its part of the
+    sums, or all of them if `fsdp` spans a slice, because XLA:TPU then does not scatter sums. Only collectives that ride
+    in products overlap with work: gathers, scattered sums, and, on a single slice without sharded parameters, whole
+    sums. With several slices, each exchanges whole sums twice within itself.
     """
-    whole = load.parameters / shape.fsdp  # scalars
-    state = STATE_BYTES * whole
+    local = load.parameters / shape.fsdp  # scalars of a device
+    state = STATE_BYTES * local
     if load.chip is None or not load.flops:
         return Estimate(state, 0.0, 0.0)
     devices = shape.size // shape.slice
-    of_others = lambda parts: (parts - 1) / parts
+    remote = lambda parts: (parts - 1) / parts  # the share of an array that other devices hold
 
     def seconds(sent, parts):
-        return sent * of_others(parts) / _rate(parts, devices, load.chip)
+        return sent * remote(parts) / _rate(parts, devices, load.chip)
 
     compute = load.flops / (shape.size * USUAL_SHARE * load.chip.peak_flops)
-    update = UPDATE_BYTES * whole / load.chip.hbm_bandwidth
+    update = UPDATE_BYTES * local / load.chip.hbm_bandwidth
     waited = PARTS_NOT_BESIDE if load.beside else 1
     gathers = waited * seconds(2 * 2 * load.parameters, shape.fsdp)
-    of_parts = 2 * 4 if shape.fsdp == devices else waited * 4  # bytes of a scalar's sum that are waited for
+    of_parts = 2 * 4 if shape.fsdp == devices else waited * 4  # bytes per scalar of the sums that are waited for
     sums = 1.0
     if shape.fsdp == 1 and shape.slice > 1:
         sums = 2.0
     elif shape.fsdp == 1 and load.beside:
         sums = NOT_BESIDE
-    inside = gathers + of_parts * seconds(load.parameters, shape.fsdp) + sums * seconds(8 * whole, shape.data)
+    inside = gathers + of_parts * seconds(load.parameters, shape.fsdp) + sums * seconds(8 * local, shape.data)
     between = 0.0
     if shape.slice > 1:
-        between = 8 * whole / shape.data * of_others(shape.slice) / load.chip.slice_bandwidth
+        between = 8 * local / shape.data * remote(shape.slice) / load.chip.slice_bandwidth
     return Estimate(state, compute + update + inside + between, inside + between)
 
 
 def _rate(group: int, devices: int, chip: Tpu) -> float:
-    """Bytes/s that each of a group of a slice's devices receives over the links of the torus's axes that the group
-    takes, one after the other: rings where the slice closes them, a line along an axis that it takes a part of."""
+    """Return the bytes/s that each device of a group in a slice receives, over the links of the torus's axes that the
+    group fills one after the other: rings if the slice closes them, a line along an axis that it fills in part."""
     link = LINK_SHARE * chip.ici_bandwidth / (2 * chip.axes)
     closed = devices // chip.per_chip >= chip.ring**chip.axes
     axes = chip.axes * math.log(group) / math.log(devices) if group > 1 else 1.0
@@ -190,17 +192,19 @@ def _rate(group: int, devices: int, chip: Tpu) -> float:
 
 
 def reason(shape: MeshShape, load: Load) -> str:
-    """Why a mesh was chosen, in one line."""
-    found, other = estimated(shape, load), dataclasses.replace(shape, data=shape.data * shape.fsdp, fsdp=1)
-    said = [f"about {100 * found.collectives / found.seconds:.0f}% of the step in collectives"] if found.seconds else []
+    """Return, in one line, why a mesh was chosen."""
+    chosen, other = estimated(shape, load), dataclasses.replace(shape, data=shape.data * shape.fsdp, fsdp=1)
+    reasons = []
+    if chosen.seconds:
+        reasons.append(f"about {100 * chosen.collectives / chosen.seconds:.0f}% of the step in collectives")
     if shape.fsdp > 1:
         needed = f"need {estimated(other, load).state / GIB:.1f} GiB a chip"
-        said.append(f"{other} would {'be slower' if _fits(other, load) else needed}")
-    return f"mesh {shape}: " + ("; ".join(said) or "every device has room for all parameters")
+        reasons.append(f"{other} would {'be slower' if _fits(other, load) else needed}")
+    return f"mesh {shape}: " + ("; ".join(reasons) or "every device has room for all parameters")
 
 
 def make_mesh(shape: MeshShape, devices: list[jax.Device]) -> Mesh:
-    """The mesh over devices, laid out along their interconnect; axes of one device are kept."""
+    """Make the mesh over devices, laid out along their interconnect; axes of size 1 are kept."""
     inner = dataclasses.astuple(shape)[1:]
     if devices[0].platform == "cpu":
         return _in_order(shape, devices)
@@ -212,15 +216,15 @@ def make_mesh(shape: MeshShape, devices: list[jax.Device]) -> Mesh:
 
 
 def row_mesh(devices: list[jax.Device], batch_sizes: Collection[int]) -> Mesh:
-    """Data parallel over the first of the devices, as many as divide each of the batch sizes.
+    """Make a data-parallel mesh over the first devices, as many as divide all batch sizes.
 
-    For what hardly uses the interconnect: their layout in it is not looked at.
+    It ignores the devices' layout, for programs that hardly use the interconnect.
     """
     return _in_order(MeshShape(data=_dividing(len(devices), batch_sizes)), devices)
 
 
 def reading_mesh(devices: list[jax.Device], batch_sizes: Collection[int], load: Load) -> Mesh:
-    """The automatic mesh of the first of the devices, as many as divide each of the batch sizes, in their order."""
+    """Make the automatic mesh of the first devices, as many as divide all batch sizes, in their order."""
     return _in_order(automatic_mesh(_dividing(len(devices), batch_sizes), load), devices)
 
 
@@ -233,8 +237,8 @@ def _in_order(shape: MeshShape, devices: list[jax.Device]) -> Mesh:
 
 
 def host_mesh() -> Mesh:
-    """This host's memory as a device, so that no chip has to hold all parameters; where JAX was told to leave CPUs
-    alone (JAX_PLATFORMS), one chip."""
+    """Make a mesh of this host's CPU, so that no chip has to hold all parameters; of one chip if JAX_PLATFORMS excludes
+    CPUs."""
     try:
         host = jax.local_devices(backend="cpu")
     except RuntimeError:
@@ -247,38 +251,38 @@ def _named(grid: np.ndarray) -> Mesh:
 
 
 def count_slices(devices: list[jax.Device]) -> int:
-    """Slices that the devices belong to; 1 where the platform has none."""
+    """Return the number of slices of the devices; 1 if the platform has no slices."""
     return len({getattr(device, "slice_index", 0) for device in devices})
 
 
 def device_memory() -> int | None:
-    """Bytes of each of this process's devices; None where that is not known, as on CPUs."""
+    """Return the memory in bytes of each of this process's devices; None if unknown, as on CPUs."""
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
 def load_on(
     devices: list[jax.Device], parameters: int, memory: float | None, flops: float = 0.0, divisor: int = 0
 ) -> Load:
-    """What the devices will have to do."""
+    """Return the load for these devices, with what is known of their kind."""
     kind = devices[0].device_kind
     return Load(parameters, flops, memory, tpu_of(kind), divisor, rides_in_products(kind))
 
 
 def choose_mesh(text: str | None, devices: list[jax.Device], load: Load = UNKNOWN) -> Mesh:
-    """The mesh that --mesh asks for, or the automatic one."""
+    """Return the mesh that --mesh describes, or the automatic one."""
     if text is not None:
         return named_mesh(text, devices)
     return make_mesh(automatic_mesh(len(devices), load, count_slices(devices)), devices)
 
 
 def named_mesh(text: str, devices: list[jax.Device]) -> Mesh:
-    """The mesh that --mesh asks for."""
+    """Return the mesh that --mesh describes."""
     return make_mesh(parse_mesh(text, len(devices), count_slices(devices)), devices)
 
 
 @contextlib.contextmanager
 def divided_by(mesh: Mesh) -> Iterator[None]:
-    """UserError for what is traced in this context and cannot be cut evenly over a mesh."""
+    """Turn errors in this context about arrays that the mesh does not divide evenly into UserErrors."""
     try:
         yield
     except ValueError as error:
@@ -288,5 +292,5 @@ def divided_by(mesh: Mesh) -> Iterator[None]:
 
 
 def mesh_shape(mesh: Mesh) -> MeshShape:
-    """The shape of a mesh that `make_mesh` made."""
+    """Return the shape of a mesh from `make_mesh`."""
     return MeshShape(**mesh.shape)

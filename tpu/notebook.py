@@ -1,7 +1,7 @@
-"""What tpu/colab.ipynb needs: commands that show what they say, curves that are redrawn, a stop with a checkpoint.
+"""Helpers of tpu/colab.ipynb: run commands and show their output, redraw training curves, stop with a checkpoint.
 
-Imports nothing of the other packages and no JAX: an accelerator belongs to one process, the command's, which may have
-a Python environment of its own.
+This module imports neither JAX nor the other packages: only one process can own the accelerator, the command's, and
+that may have its own Python environment.
 """
 
 import contextlib
@@ -22,22 +22,22 @@ from IPython.display import DisplayHandle, Image, Markdown
 from matplotlib.figure import Figure
 
 STOPPED = 75  # exit status of a run that a signal stopped, after it wrote a checkpoint
-FIGURES = re.compile(r" *(train|eval) +\d+  ")  # a run's lines that the curves show
+FIGURES = re.compile(r" *(train|eval) +\d+  ")  # lines of a run whose figures the curves show
 
 
 def run(*command: object) -> None:
-    """Run a command, print what it says as it comes, pass on an interrupt. RuntimeError when it fails."""
+    """Run a command, print its output as it comes, and pass on an interrupt. Raises RuntimeError if it fails."""
     _finish(command, _follow(command))
 
 
 def train(*command: object, metrics: Path, seconds: float = 10) -> None:
-    """Run a training command below curves that are drawn from its metrics.jsonl every so many seconds.
+    """Run a training command below curves that are redrawn from its metrics.jsonl every `seconds` seconds.
 
-    An interrupt (the cell's stop button) is passed on, for the run to write a checkpoint; a second one kills it.
-    RuntimeError when the command neither finishes nor stops so.
+    An interrupt (the cell's stop button) is passed on, so that the run writes a checkpoint; a second one kills it.
+    Raises RuntimeError if the command fails.
     """
     shown = DisplayHandle()
-    shown.display(Markdown("*The curves appear when the first step has compiled.*"))
+    shown.display(Markdown("*The curves appear when the first step is compiled.*"))
     drawn = []
 
     def draw() -> None:
@@ -48,7 +48,7 @@ def train(*command: object, metrics: Path, seconds: float = 10) -> None:
 
     status = _follow(command, lambda line: not FIGURES.match(line), draw, seconds)
     if status == STOPPED:
-        print("Stopped with a checkpoint. Run this cell again to go on, or go on below with what is learned so far.")
+        print("Stopped with a checkpoint. Run this cell again to continue, or use the model so far in the cells below.")
     else:
         _finish(command, status)
 
@@ -64,10 +64,10 @@ def _follow(
     look: Callable[[], None] = lambda: None,
     seconds: float = 1,
 ) -> int:
-    """Run a command to its end, print the lines that are wanted, look every so many seconds -> exit status."""
+    """Run a command, print its wanted lines, and call `look` every `seconds` seconds -> exit status."""
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    environment.pop("FORCE_COLOR", None)  # Jupyter's; with it a run draws a progress bar as in a terminal
-    # A session of its own: Jupyter interrupts its whole process group, and a run that hears SIGINT twice ends at once.
+    environment.pop("FORCE_COLOR", None)  # set by Jupyter; with it a run draws a progress bar as in a terminal
+    # In its own session: Jupyter interrupts its whole process group, and a run that gets SIGINT twice ends at once.
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = subprocess.Popen([*map(str, command)], env=environment, start_new_session=True, **pipes)
     reader = threading.Thread(target=_print_lines, args=(process.stdout, wanted))
@@ -100,20 +100,21 @@ def _wait(process: subprocess.Popen, look: Callable[[], None], seconds: float) -
 
 
 def _send(process: subprocess.Popen, number: signal.Signals) -> None:
-    """To the command and the processes that it started, as a terminal does, unless it has ended."""
+    """Send a signal to the command and the processes that it started, as a terminal does, unless it has ended."""
     if process.poll() is None:
         os.killpg(process.pid, number)
 
 
 def read(metrics: Path) -> list[dict]:
-    """The measurements so far, while another process writes them: half a line at the end is left out."""
+    """Read the metrics so far while another process writes them; an incomplete last line is left out."""
     if not metrics.is_file():
         return []
     return [json.loads(line) for line in metrics.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def picture(entries: Sequence[dict]) -> bytes:
-    """A PNG over steps: each term's loss, and accuracies; training as lines, held-out as dots, the speed as title."""
+    """Draw losses and accuracies over steps as a PNG: training as lines, held-out set as dots, the speed in the
+    title."""
     figure = Figure(figsize=(10, 3.2), layout="constrained")
     for panel, ending in zip(figure.subplots(1, 2), ("_loss", "_accuracy"), strict=True):
         names = dict.fromkeys(name for entry in entries for name in entry if name.endswith(ending))
@@ -131,7 +132,7 @@ def picture(entries: Sequence[dict]) -> bytes:
 
 
 def title(entries: Sequence[dict]) -> str:
-    """'step 450, 34,000 tokens/s, 0:01:23 left', as far as it is known."""
+    """Return a title such as 'step 450, 34,000 tokens/s, 0:01:23 left', as far as known."""
     last = {name: value for entry in entries if entry["kind"] == "train" for name, value in entry.items()}
     parts = [f"step {entries[-1]['step']}"]
     if "tokens_per_s" in last:

@@ -1,4 +1,4 @@
-"""Keep a slice there until its run has ended, whoever launched it: all that is known is in Google Cloud."""
+"""Watch a launched run and recreate its slice until the run ends; all state is in Google Cloud, so anyone can watch."""
 
 import math
 import re
@@ -7,34 +7,37 @@ from collections.abc import Iterable
 from data_pipelines.errors import PassingError, UserError
 from tpu.gcloud import Gcloud, GcloudError
 
-# Exit statuses of `python -m pretrain run`: told to end; another host, or what time may heal, was gone.
+# Exit statuses of `python -m pretrain run`: stopped on request; aborted because of another host or a passing failure.
 STOPPED, ABORTED = 75, PassingError.status
 REPORT = re.compile(r"(\d+) (.*)\n")
 CUT = 1, "error: its report is empty or cut off: its disk is full"
-# States of a queued resource or a VM, the first that matches counts; what is none of these is on its way
+# States of a queued resource or a VM; the first match counts. All other states are transitions.
 STAGES = {
     "ending": {"DELETING", "SUSPENDING"},
     "failed": {"FAILED"},
     "ended": {"PREEMPTED", "TERMINATED", "SUSPENDED", "STOPPED"},
     "in line": {"ACCEPTED", "WAITING_FOR_RESOURCES"},
 }
-# Seconds without news, and what that means: to be made, once out of the line; until the first line; until the next,
-# later than a hanging run is killed on its host; until the other hosts have ended, too; until another launcher has
-# made again what it removed.
+# Seconds without news, and what that means. passing: the slice left the queue but is not created; silent: no line yet;
+# up: no new line (a hanging run is killed on its host sooner); over: other hosts have not ended; missing: another
+# launcher has not recreated the slice that it removed.
 LIMITS = {
-    "passing": (3600, "{name} was not made within {limit} s"),
+    "passing": (3600, "{name} was not created within {limit} s"),
     "silent": (1800, "its hosts wrote nothing to {state}: their account needs roles/storage.objectUser there"),
     "up": (9000, "its hosts printed nothing for {limit} s"),
     "over": (240, ""),
     "missing": (240, ""),
 }
-POLL = 20  # seconds between two looks
-REFUSALS = 15  # tries to delete, one at each look
-FIRST_DELAY, LAST_DELAY = 30, 1800  # seconds before it is made again; doubled while it prints nothing
+POLL = 20  # seconds between two polls
+REFUSALS = 15  # tries to delete, one at each poll
+FIRST_DELAY, LAST_DELAY = 30, 1800  # seconds before the slice is recreated; doubled while it prints nothing
 
 
 def news(cloud: Gcloud, objects: dict[str, dict], shown: dict[str, int], host: str = "") -> list[str]:
-    """The whole lines of a host's log, or the first's, that are not in `shown`: file -> bytes. Files only grow."""
+    """Return the new whole lines of a host's log, by default the first host's, and update `shown`.
+
+    shown: file -> bytes shown so far; files only grow.
+    """
     lines = []
     for name in sorted(name for name in objects if name.startswith(f"log/{host or cloud.where.hosts[0]}/")):
         past = shown.get(name, 0)
@@ -47,7 +50,7 @@ def news(cloud: Gcloud, objects: dict[str, dict], shown: dict[str, int], host: s
 
 
 def stage(found: dict[str, tuple[str, str]], heard: bool = True) -> str:
-    """What the states come to: missing, a key of STAGES, up (silent, where nothing was heard of it), or passing."""
+    """Summarise the states: missing, a key of STAGES, up (silent, if its hosts wrote nothing yet), or passing."""
     states = {state for state, _ in found.values()}
     for name, members in STAGES.items():
         if states & members:
@@ -58,7 +61,7 @@ def stage(found: dict[str, tuple[str, str]], heard: bool = True) -> str:
 
 
 def read_reports(cloud: Gcloud, names: Iterable[str]) -> dict[str, tuple[int, str]]:
-    """Of the hosts that have ended for good: status, and the line that says why.   names: of objects."""
+    """Return the reports of hosts that have ended for good: host -> (exit status, reason).   names: of objects."""
     ended = sorted(name for name in names if name.startswith("ended/"))
     read = lambda names: REPORT.findall(cloud.read(names).decode(errors="replace"))
     reports = read(ended) if ended else []
@@ -68,18 +71,18 @@ def read_reports(cloud: Gcloud, names: Iterable[str]) -> dict[str, tuple[int, st
 
 
 def outcome(reports: dict[str, tuple[int, str]]) -> tuple[int, str]:
-    """Status and words of the run: of those that failed, of one that did not fail because of another."""
+    """Return the run's exit status and reason: of a host that failed, if possible not because of another host."""
     order = {0: 1, STOPPED: 2, ABORTED: 3}
     host = min(reports, key=lambda host: (order.get(reports[host][0], 0), "this one with it" in reports[host][1]))
     return reports[host][0], f"{host}: {reports[host][1]}"
 
 
 def watch(cloud: Gcloud, create: list[str], delete: bool, shown: dict[str, int], left: int) -> int:
-    """-> exit status of the run.   create: the command that makes its slice.   delete: the slice when it has ended.
-    shown: of the log, see `news`.   left: how often the slice may be made again."""
+    """Watch a run to its end and return its exit status.   create: the command that requests its slice.
+    delete: whether to delete the slice at the end.   shown: see `news`.   left: restarts left."""
     delay, waited, before, there, heard = FIRST_DELAY, 0, ({}, "missing"), False, bool(shown)
     while True:
-        found = cloud.look()  # before the bucket: a slice that deletes itself has reported by then
+        found = cloud.look()  # before the bucket: a slice that deletes itself reports first
         objects = cloud.objects()
         if lines := news(cloud, objects, shown):
             print("".join(lines), end="", flush=True)
@@ -98,9 +101,9 @@ def watch(cloud: Gcloud, create: list[str], delete: bool, shown: dict[str, int],
                     return _end(cloud, status, why, delete or "delete" in reports)
         elif now == "missing" and there and waited >= LIMITS[now][0]:
             silent = "" if heard else f", or its hosts, which have no roles/storage.objectUser on {cloud.where.state}"
-            raise UserError(f"--name {cloud.where.name}: someone deleted it{silent}; the same command makes it again")
+            raise UserError(f"--name {cloud.where.name}: someone deleted it{silent}; the same command recreates it")
         elif now == "missing" and not there:
-            cloud.call(create, fine="exists")  # by another launcher, or by a try that was not answered
+            cloud.call(create, fine="exists")  # another launcher, or an earlier try without an answer, created it
             heard = False
         else:
             why = no_good(cloud, delete, now, found, waited, bool(shown))
@@ -114,21 +117,21 @@ def watch(cloud: Gcloud, create: list[str], delete: bool, shown: dict[str, int],
         if left == 0:
             raise UserError(f"{why}; --restarts: all used; the same command goes on from the last checkpoint")
         left -= 1
-        cloud.say(f"{why}: made again in {delay} s ({left} restarts left)")
+        cloud.say(f"{why}: recreating the slice in {delay} s ({left} restarts left)")
         cloud.sleep(delay)
         delay, before, there = min(2 * delay, LAST_DELAY), ({}, "missing"), False
 
 
 def no_good(cloud: Gcloud, delete: bool, now: str, found: dict, waited: int, spoke: bool) -> str | None:
-    """Why another slice is to be made, None while this one may do.   waited: seconds without news.
+    """Return why the slice must be recreated, None while it is fine.   waited: seconds without news.
 
-    UserError where another would do no better; this one is deleted first, unless it is to be kept.
+    Raises UserError if a new slice would not help; this one is deleted first, unless it is to be kept.
     """
     name, (limit, why) = cloud.where.name, LIMITS.get(now, (math.inf, ""))
     if now in ("failed", "ended"):
         why = found.get("the request", ("", ""))[1] or ", ".join(state for state, _ in found.values())
         if spoke or now == "ended":
-            return f"{name} was taken ({why})"
+            return f"{name} was preempted ({why})"
         remove(cloud)
         raise UserError(f"--name {name}: the request failed and is deleted: {why}")
     if wrong := [kind for _, kind in found.values() if kind not in ("", cloud.where.type)]:
@@ -144,14 +147,14 @@ def no_good(cloud: Gcloud, delete: bool, now: str, found: dict, waited: int, spo
 
 
 def remove(cloud: Gcloud) -> None:
-    """Delete what there is of the slice, and wait until it is gone. UserError where that is refused again and again."""
+    """Delete the slice and its request, and wait until they are gone. UserError if that is refused again and again."""
     refusals = 0
     while found := cloud.look():
         if stage(found) != "ending":
             try:
                 cloud.call(cloud.where.delete())
                 continue
-            except GcloudError as error:  # perhaps because it is made just now, or deletes itself
+            except GcloudError as error:  # perhaps because it is being created, or deletes itself
                 refusals += 1
                 if refusals == REFUSALS:
                     there = ", ".join(f"{name} is {state}" for name, (state, _) in found.items())
@@ -160,7 +163,7 @@ def remove(cloud: Gcloud) -> None:
 
 
 def _end(cloud: Gcloud, status: int, why: str, delete: bool) -> int:
-    if delete:  # the command may have come before a launcher's create
+    if delete:  # delete may have run before a launcher's create
         remove(cloud)
     words = {0: "the run is done", STOPPED: "the run was stopped; the same command goes on"}
     said = words.get(status, f"the run failed with status {status}: {why}")

@@ -227,7 +227,7 @@ def test_the_environment_says_whether_there_is_a_cluster(environment, workers, s
 def test_jax_s_own_variables_name_the_cluster():
     names = {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
     assert explicit(names) == ("a:1", 2, 1) and explicit({}) is None
-    with pytest.raises(UserError, match="give both a whole number"):
+    with pytest.raises(UserError, match="both must be whole numbers"):
         explicit(names | {"JAX_PROCESS_ID": "one"})
 
 

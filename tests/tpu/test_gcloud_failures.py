@@ -20,11 +20,11 @@ CREATE = "ERROR: (gcloud.compute.tpus.tpu-vm.create) "
         (google.EXPIRED, "login", "run gcloud auth login"),
         (google.NO_LOGIN, "login", "run gcloud auth login"),
         (CREATE + "RESOURCE_EXHAUSTED: Quota exceeded for quota metric 'Read requests' per minute", "transient", ""),
-        (google.QUOTA, "quota", "--type: more than your project's quota: ask for more"),
-        (google.EXISTS, "exists", "somebody else makes it now"),
-        (google.RACED, "raced", "somebody else launches it now"),
+        (google.QUOTA, "quota", "--type: exceeds your project's quota: ask for more"),
+        (google.EXISTS, "exists", "someone else is creating it now"),
+        (google.RACED, "raced", "someone else is launching it now"),
         (google.BUSY, "other", "gcloud: FAILED_PRECONDITION"),
-        (google.NO_BUCKET, "gone", "--bucket: nothing is there; gcloud storage ls lists yours"),
+        (google.NO_BUCKET, "gone", "--bucket: nothing is there; gcloud storage ls lists your buckets"),
         (
             CREATE + "INVALID_ARGUMENT: Cloud TPU received a bad request. the accelerator v5litepod-16 was not found",
             "offer",
@@ -38,7 +38,7 @@ CREATE = "ERROR: (gcloud.compute.tpus.tpu-vm.create) "
             "denied",
             "gcloud services enable tpu.googleapis.com",
         ),
-        ("", "other", "gcloud: it failed without a word"),
+        ("", "other", "gcloud: it failed without a message"),
     ],
 )
 def test_what_a_complaint_means(complaint, kind, said):
@@ -78,7 +78,7 @@ def test_a_failure_is_an_error_with_its_kind_or_fine(program, tmp_path):
     (tmp_path / "exists").write_text(google.EXISTS)
     cloud = program("cat exists >&2; exit 1")
     assert cloud.call(["gcloud"], fine="exists") == ""
-    with pytest.raises(GcloudError, match="somebody else makes it now") as caught:
+    with pytest.raises(GcloudError, match="someone else is creating it now") as caught:
         cloud.call(["gcloud"], fine="gone")
     assert caught.value.kind == "exists"
 

@@ -84,7 +84,7 @@ PROJECTLESS = [word for word in LAUNCH if word not in ("--project", "p")]
 def test_without_a_project_there_is_one_line_and_nothing_is_made(cloud, capsys):
     cloud.project = ""
     assert main(PROJECTLESS) == 2
-    said = "error: --project is missing: give it, or gcloud config set project ID\n"
+    said = "error: --project is missing: give it, or run gcloud config set project ID\n"
     assert capsys.readouterr().err == said
     assert cloud.commands == ["gcloud config get-value project --quiet"]
 

@@ -224,5 +224,5 @@ def test_an_interrupt_stops_a_run_with_a_checkpoint_and_is_no_error(tmp_path):
     command = next(int(line) for line in kernel.stdout if line.strip().isdigit())
     kernel.send_signal(signal.SIGINT)
     said, _ = kernel.communicate(timeout=60)
-    assert "Stopped with a checkpoint. Run this cell again to go on" in said
+    assert "Stopped with a checkpoint. Run this cell again to continue" in said
     assert not Path(f"/proc/{command}").exists()

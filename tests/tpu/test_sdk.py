@@ -59,7 +59,7 @@ def sdk(tmp_path, monkeypatch):
 
 def test_a_look_sees_that_a_vm_is_of_another_buckets_run(sdk):
     sdk.where = sdk.where._replace(bucket="gs://c")
-    with pytest.raises(UserError, match="--name n: is of another bucket's run in z of p: use another --name"):
+    with pytest.raises(UserError, match="--name n: belongs to another bucket's run in z of p: use another --name"):
         sdk.look()
 
 
@@ -92,7 +92,7 @@ def test_objects_are_written_listed_read_and_removed(sdk, monkeypatch, tmp_path)
     seen = [0, sdk.objects()["ended/a"]["generation"]]
     for name, generation in zip("za", seen, strict=True):  # none was there, and the one that was seen
         sdk.storage("cp", "ended", f"gs://b/n/launch/ended/{name}", f"--if-generation-match={generation}")
-        with pytest.raises(GcloudError, match="somebody else launches it now"):
+        with pytest.raises(GcloudError, match="someone else is launching it now"):
             sdk.storage("cp", "ended", f"gs://b/n/launch/ended/{name}", f"--if-generation-match={generation}")
     sdk.storage("rm", "gs://b/n/launch/ended/z")
     bucket.put("b", "n/launch/ended/c", b"")

@@ -34,7 +34,7 @@ STORIES = {
     "none at all is for the user to decide about": Story(
         ONE, {"full": [google.FULL]}, status=2, lines=[], said=(FULL,)
     ),
-    "stuck in creation": Story(cloud={"stuck": 1}, created=2, said=("n was not made within 3600 s: made again",)),
+    "stuck in creation": Story(cloud={"stuck": 1}, created=2, said=("n was not created within 3600 s: recreating",)),
     # Google does not answer
     "a slice whose making was not answered is not made twice": Story(
         cloud={"lost_answers": [(" create ", google.CRASHED)]}
@@ -85,15 +85,15 @@ def test_the_dry_run_is_what_a_run_does_that_nothing_disturbs(cloud, end):
 
 def test_preempted_again_and_again(cloud, end):
     often = lives(*[life(number, end="preempted") for number in (1, 2, 3)], life(4))
-    taken = ("n was taken (SUSPENDED, PREEMPTED): made again in 30 s (49 restarts left)",)
+    taken = ("n was preempted (SUSPENDED, PREEMPTED): recreating the slice in 30 s (49 restarts left)",)
     said = Story(cloud={"lives": often}, lines=steps(1, 2, 3, 4), created=4, said=taken).check(cloud, end)
-    assert said.count("made again in 30 s") == 3  # a slice that has printed something was worth it
+    assert said.count("recreating the slice in 30 s") == 3  # a slice that has printed something was worth it
 
 
 def test_no_capacity_after_a_preemption_is_waited_for(cloud, end):
     fill = {70: lambda cloud: cloud.full.extend([google.FULL] * 4)}
     story = Story(cloud={"lives": lives(life(1, end="preempted"), life(2))}, at=fill, created=6)
-    waits = re.findall(r"made again in (\d+) s", story.check(cloud, end))
+    waits = re.findall(r"recreating the slice in (\d+) s", story.check(cloud, end))
     assert waits == ["30", "60", "120", "240", "480"]
 
 

@@ -95,7 +95,7 @@ def test_a_failed_run_is_launched_again_with_the_code_of_now_and_waits_for_capac
     cloud.lives = lives(life(1, end=1), life(2))
     assert end(*SPOT)[0] == 1
     said = Story(cloud={"full": [google.FULL] * 2}, lines=["step 2"], created=4).check(cloud, end)
-    assert said.count("n was taken (There is no more capacity") == 2
+    assert said.count("n was preempted (There is no more capacity") == 2
     assert " ".join(cloud.commands).count("storage cp code.tar.gz") == 2
 
 
@@ -129,7 +129,7 @@ def test_a_run_that_is_stopped_is_no_failure_and_does_not_start_again(cloud, end
 
 
 def test_a_login_that_expires_ends_the_watching_and_not_the_run(cloud, end):
-    said = ("no valid login: run gcloud auth login", "a run that was launched goes on by itself")
+    said = ("no valid login: run gcloud auth login", "runs that were launched before go on")
     expire = {90: lambda cloud: cloud.faults.append((" list ", google.EXPIRED))}
     Story(at=expire, status=2, lines=[], said=said, left=True).check(cloud, end)
     cloud.sleep(3600)
@@ -191,7 +191,7 @@ def test_of_two_launches_at_the_same_time_in_two_zones_one_is_made(cloud, end, m
 
     monkeypatch.setattr(launch, "pack", another_is_quicker)
     status, said, _ = end(*SPOT)
-    assert status == 2 and "--name: somebody else launches it now" in said
+    assert status == 2 and "--name: someone else is launching it now" in said
     assert cloud.created == 1 and "--zone=y" in cloud.file("bucket/b/n/launch/settings.sh")
 
 
@@ -202,4 +202,6 @@ def test_a_slice_of_that_name_whose_run_is_in_another_bucket_is_left_alone(cloud
     cloud.vms["n"] = {"state": "READY", "acceleratorType": "v5litepod-8", "metadata": {"pretrain-settings": theirs}}
     (cloud.folder / "bucket/b/n/launch/ended/n-w-0").write_text("1 error: to be launched again\n")
     status, said, _ = end(*command)
-    assert status == 2 and cloud.vms and "--name n: is of another bucket's run in z of p: use another --name" in said
+    assert (
+        status == 2 and cloud.vms and "--name n: belongs to another bucket's run in z of p: use another --name" in said
+    )
