@@ -1,4 +1,4 @@
-"""Cloud TPU slices by the names that Google Cloud gives them: generation, chips, hosts, shape, and their VMs' image."""
+"""Cloud TPU slices by their Google Cloud names: generation, chips, hosts, shape, and image of the VMs."""
 
 import difflib
 import re
@@ -9,26 +9,26 @@ from tpu.generations import CHIPS_PER_HOST, GENERATIONS
 
 
 class Accelerator(NamedTuple):
-    """One slice."""
+    """A slice."""
 
     name: str
-    """As gcloud writes it: 'v5litepod-16', also when it was asked for as 'v5e-16'."""
+    """The name for gcloud: 'v5litepod-16', also for 'v5e-16'."""
     generation: str
     """A key of GENERATIONS."""
     chips: int
     hosts: int
     topology: str
-    """Such as '4x4'; '' where the size has no usual shape."""
+    """The shape in chips, such as '4x4'; '' for sizes without a usual shape."""
     runtime: str
 
     @property
     def devices(self) -> int:
-        """As JAX counts: the two halves of a v2, v3 or v7x chip are a device each."""
+        """The number of JAX devices; the two halves of a v2, v3 or v7x chip are a device each."""
         return self.chips * GENERATIONS[self.generation].device.per_chip
 
     @property
     def description(self) -> str:
-        """For who launches a run there."""
+        """A description for the user who launches a run on the slice."""
         shape = f" ({self.topology})" if self.topology else ""
         note = GENERATIONS[self.generation].note
         said = f"{self.name}, chips {self.chips}{shape}, hosts {self.hosts}"
@@ -36,12 +36,12 @@ class Accelerator(NamedTuple):
 
 
 def parse_accelerator(name: str) -> Accelerator:
-    """`v2-8`, `v4-128`, `v5e-16` or `v5litepod-16`, `v6e-64` ... -> the slice. Raises UserError for any other name."""
+    """Return the slice named `v2-8`, `v4-128`, `v5e-16` or `v5litepod-16`, `v6e-64` ...; UserError for other names."""
     match = re.fullmatch(r"([a-z0-9]+)-(\d+)", name)
-    found = {key: one for key, one in GENERATIONS.items() if match and match[1] in (key, one.prefix)}
-    if not found:
+    named = {key: facts for key, facts in GENERATIONS.items() if match and match[1] in (key, facts.prefix)}
+    if not named:
         raise UserError(f"--type {name}: not the name of a TPU slice{_near(name)}")
-    [(key, generation)] = found.items()
+    [(key, generation)] = named.items()
     number = int(match[2])
     chips, rest = divmod(number, generation.count)
     usual = chips in generation.shapes
@@ -55,7 +55,7 @@ def parse_accelerator(name: str) -> Accelerator:
 
 
 def _near(name: str) -> str:
-    both = [(prefix, one) for key, one in GENERATIONS.items() for prefix in (one.prefix, key)]
-    names = [f"{prefix}-{one.count * chips}" for prefix, one in both for chips in one.shapes]
+    both = [(prefix, facts) for key, facts in GENERATIONS.items() for prefix in (facts.prefix, key)]
+    names = [f"{prefix}-{facts.count * chips}" for prefix, facts in both for chips in facts.shapes]
     near = difflib.get_close_matches(name.lower(), names, n=1)
     return f"; did you mean {near[0]}?" if near else ": use one such as v4-32, v5litepod-16, v5p-8 or v6e-8"

@@ -1,4 +1,4 @@
-"""Global batches of which each host builds the rows that its devices need."""
+"""Global batches; each host builds only the rows that its devices hold."""
 
 from collections.abc import Mapping
 
@@ -12,13 +12,13 @@ from tpu.rules import rows
 
 
 def host_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
-    """i64[n], ascending: the rows of a global batch that this process's devices hold."""
+    """Return the rows of a global batch that this process's devices hold, i64[n], ascending."""
     held = rows(mesh).addressable_devices_indices_map((batch_size,))
     return np.unique(np.concatenate([np.arange(batch_size)[index] for index in held.values()]))
 
 
 def place_rows(batch: Mapping[str, np.ndarray], mine: np.ndarray, batch_size: int, mesh: Mesh) -> dict[str, Array]:
-    """This host's rows `mine` of a global batch, name -> [n, ...], as global arrays [batch_size, ...]."""
+    """Turn this host's rows `mine` of a global batch, name -> [n, ...], into global arrays [batch_size, ...]."""
     sharding = rows(mesh)
     if jax.process_count() == 1:
         return jax.device_put(dict(batch), sharding)

@@ -1,7 +1,7 @@
-"""How far estimates are from what was measured, where somebody published that."""
+"""How far estimates are from published measurements."""
 
-# Generation, and estimated by measured share of the peak; `python -m benchmarks.plans calibration` makes
-# them, and benchmarks/results/plans.md says of what.
+# TPU generation, and the ratio of estimated to measured share of the peak, by `python -m benchmarks.plans calibration`;
+# benchmarks/results/plans.md says what was measured.
 RATIOS = {
     "layers of MaxText's 32B on 64 chips": ("v5p", 1.10),
     "layers of Llama2-70B on 64 chips": ("v5p", 1.03),
@@ -12,8 +12,9 @@ RATIOS = {
 
 
 def span(estimated: float, generation: str) -> tuple[float, float]:
-    """(least, most): what an estimated share of the peak would be measured as by the worst ratios to both sides, of
-    the generation where any is known, else of all.
+    """Return (least, most): the range of the measured share of the peak for an estimated one, by the extreme ratios of
+    the generation, or of all generations if none is known for it.
     """
-    ratios = [ratio for of, ratio in RATIOS.values() if of == generation] or [ratio for _, ratio in RATIOS.values()]
+    ratios = [ratio for name, ratio in RATIOS.values() if name == generation]
+    ratios = ratios or [ratio for _, ratio in RATIOS.values()]
     return estimated / max(1.0, *ratios), min(estimated / min(1.0, *ratios), 1.0)

@@ -1,8 +1,8 @@
-"""What libraries below Python print where several processes work together, made short.
+"""Shorten what C++ libraries print when several processes work together.
 
-C++ writes to the streams 1 and 2 themselves. They lead to a small process, which outlives an abort: it leaves Gloo's
-lines out, and in place of a stack trace it says in one line that another process is gone. Python's own output goes its
-old way.
+C++ writes to file descriptors 1 and 2 directly. They are redirected to a small process, which survives an abort: it
+drops Gloo's lines, and replaces a stack trace by one line that another process is gone. Python's own output is not
+redirected.
 """
 
 import contextlib
@@ -11,24 +11,24 @@ import subprocess
 import sys
 
 CHATTER = "[Gloo]"
-# What JAX's coordination logs, over many lines, just before it aborts or when it waits at exit for who is gone.
+# Parts of what JAX's coordination service logs, over many lines, before it aborts or waits at exit for a lost process.
 ABORTING = (
     "Polled an error from coordination service", "Use error polling to propagate", "detected fatal errors",
     "Shutdown barrier in coordination service has failed",
 )  # fmt: skip
 LOST = (
-    "error: another process of this run died, never came or cannot be reached, and this one ends with it; "
+    "error: another process of this run died, never started or cannot be reached, and this one ends with it; "
     "start the same command on every host again: the run goes on from its last checkpoint, if it has one"
 )
 
 
 def sort_out() -> None:
-    """Send what C++ prints from now on through the small process, and Python's streams around it."""
+    """Send all later output of C++ through the small process, and Python's streams around it."""
     if any(stream.fileno() != number for stream, number in ((sys.stdout, 1), (sys.stderr, 2))):
-        return  # somebody else has replaced them
+        return  # other code has replaced the streams
     sys.stdout, sys.stderr = (_same_place(stream) for stream in (sys.stdout, sys.stderr))
     command = [sys.executable, "-S", "-E", __file__]
-    # A session of its own: a Ctrl-C is not for it.
+    # In its own session, so that Ctrl-C does not reach it.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True)
     for number in (1, 2):
         os.dup2(process.stdin.fileno(), number)
@@ -42,13 +42,13 @@ def _same_place(stream):
 
 
 def tell_of_loss() -> None:
-    """Say it where C++ may be about to: what comes first is the one line."""
-    with contextlib.suppress(OSError):  # nobody reads it
+    """Print the line about a lost process before C++ does; `relay` prints only the first one."""
+    with contextlib.suppress(OSError):  # a closed pipe
         os.write(2, f"{LOST}\n".encode())
 
 
 def relay() -> None:
-    """Copy lines from standard input to standard output, but for chatter; after the loss of a process one line."""
+    """Copy lines from standard input to standard output without chatter; after the loss of a process, only one line."""
     lost = False
     for line in sys.stdin.buffer:
         text = line.decode(errors="replace")

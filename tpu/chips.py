@@ -1,8 +1,8 @@
-"""What a device can do at most: its vendor's data sheet."""
+"""Peak FLOP/s of devices, from their vendors' data sheets."""
 
 from tpu.generations import tpu_of
 
-# Dense bfloat16 FLOP/s of GPUs by a part of jax.Device.device_kind, most specific first.
+# Part of jax.Device.device_kind -> dense bfloat16 FLOP/s of a GPU; the most specific part first.
 _GPUS = (
     ("B200", 2250e12),
     ("H200", 989e12),
@@ -17,7 +17,7 @@ _GPUS = (
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Dense bfloat16 FLOP/s of a device, None when it is not in the tables (CPUs are not)."""
+    """Return the dense bfloat16 FLOP/s of a device; None if it is not in the tables (CPUs are not)."""
     if tpu := tpu_of(device_kind):
         return tpu.peak_flops
     return next((peak for name, peak in _GPUS if name in device_kind), None)

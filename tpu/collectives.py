@@ -1,4 +1,4 @@
-"""The exchanges between devices in a compiled program."""
+"""The collectives (exchanges between devices) of a compiled program."""
 
 import re
 from collections.abc import Iterable
@@ -14,9 +14,9 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "al
 class Collective(NamedTuple):
     """One collective instruction on one device.
 
-    kind: of KINDS.   arrays: what it results in; for a reduce-scatter what it takes, for the others are never smaller.
+    kind: of KINDS.   arrays: its results; for a reduce-scatter its operands, because only its results are smaller.
     groups: devices that exchange with each other; for a permutation, pairs.   times: how often it runs.
-    source: op_name.   channel: of one that is copied into the fusions that it runs beside, else ''.
+    source: op_name.   channel: of a collective that XLA copied into the fusions that it overlaps with, else ''.
     """
 
     kind: str
@@ -28,31 +28,32 @@ class Collective(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """Bytes of the whole arrays, of all runs."""
+        """Bytes of the whole arrays in all runs."""
         return self.times * sum(array.bytes for array in self.arrays)
 
     @property
     def group(self) -> int:
-        """How many devices exchange with each other."""
+        """The number of devices that exchange with each other."""
         return 2 if self.kind in ("send", "collective-permute") else len(self.groups[0])
 
 
 def collectives(module: Module) -> list[Collective]:
-    """Every exchange between devices, a -start and its -done counted once."""
+    """Return every collective of a program; a -start and its -done count once."""
     found = of_runs(runs(module), module.devices)
     copies = {collective.channel: collective for collective in found if collective.channel}
     return [c for c in found if not c.channel or copies.pop(c.channel, None)]
 
 
 def of_instruction(module: Module, run: Run) -> list[Collective]:
-    """The exchanges of an instruction, in the fusion or asynchronous operation that it may be, too."""
+    """Return the collectives of an instruction, including those inside a fusion or an asynchronous operation."""
     return of_runs([run, *inside(module, run)], module.devices)
 
 
 def of_runs(found: Iterable[Run], devices: int) -> list[Collective]:
-    """XLA:TPU copies an overlapped collective into each fusion that it runs beside, under one channel: all are here.
+    """Return the collectives of these runs, with all copies: XLA:TPU copies an overlapped collective, under one
+    channel, into each fusion that it overlaps with.
 
-    Its reduce-scatter is a fusion of an all-reduce with the slice of it that a device keeps.
+    XLA:TPU's reduce-scatter is a fusion of an all-reduce with the slice of it that a device keeps.
     """
     return [collective for run in found if (collective := _collective(run, devices)) is not None]
 
@@ -80,7 +81,7 @@ def _collective(run: Run, devices: int) -> Collective | None:
 
 
 def _keeps_slices(run: Run) -> bool:
-    """Whether a computation results in a slice of each of this instruction's results."""
+    """Return whether a computation returns a slice of each of this instruction's results."""
     value = lambda name: run.computation[name]
     root = next(i for i in run.computation.values() if i.root)
     kept = list(map(value, root.operands)) if root.opcode == "tuple" else [root]
@@ -90,12 +91,12 @@ def _keeps_slices(run: Run) -> bool:
 
 
 def _moved(instruction: Instruction, group: int) -> tuple[Array, ...]:
-    """The arrays of a collective: results, or for a reduce-scatter operands."""
+    """Return the arrays of a collective: results, or for a reduce-scatter operands."""
     whole = arrays(instruction.shape)
     if instruction.opcode in ("all-gather-start", "collective-permute-start"):
-        whole = whole[len(instruction.operands) : 2 * len(instruction.operands)]  # after the operands themselves
+        whole = whole[len(instruction.operands) : 2 * len(instruction.operands)]  # results follow the operands
     if instruction.opcode == "send":
-        whole = whole[:1]  # the others are its context
+        whole = whole[:1]  # the rest is its context
     if instruction.opcode == "reduce-scatter":
         axis = int(re.search(r"dimensions=\{(\d+)\}", instruction.rest)[1])
         longer = lambda dims: (*dims[:axis], dims[axis] * group, *dims[axis + 1 :])

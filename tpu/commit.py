@@ -1,4 +1,4 @@
-"""Which code this is: known from git, or from a file that goes along where the code is sent without .git."""
+"""Identify the code version: by git, or by a file that is packed with code that is sent without .git."""
 
 import io
 import subprocess
@@ -11,23 +11,23 @@ COMMIT_FILE = ".commit"
 
 
 def commit(root: Path) -> str | None:
-    """The commit checked out in a folder, with "-dirty" where tracked files differ from it; None when nothing says."""
+    """Return the commit checked out in a folder, with "-dirty" if tracked files differ from it; None if unknown."""
     if (root / COMMIT_FILE).exists():
         return (root / COMMIT_FILE).read_text().strip() or None
-    if not (root / ".git").exists():  # else git would speak of a repository around it
+    if not (root / ".git").exists():  # otherwise git would describe a repository around the folder
         return None
     describe = ["git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty"]
     try:
         done = subprocess.run(describe, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):  # no git; a repository of another user, which it refuses
+    except (OSError, subprocess.CalledProcessError):  # no git, or a repository of another user, which git refuses
         return None
     return done.stdout.strip()
 
 
 def pack(root: Path, archive: Path) -> Path:
-    """The files that git tracks, as they are in the working tree, and which commit that is -> a tar, compressed.
+    """Pack the working tree's tracked files, and a file with the commit, into a compressed tar; return its path.
 
-    UserError without git.
+    Raises UserError without git.
     """
     listing = ["git", "-C", str(root), "ls-files", "-z"]
     try:
@@ -39,7 +39,7 @@ def pack(root: Path, archive: Path) -> Path:
         raise UserError(f"{root}: launch copies the files that git tracks, and git tracks none of the code here")
     with tarfile.open(archive, "w:gz") as tar:
         for name in filter(None, names):
-            if (root / name).exists():  # a file may be deleted and not yet removed from the index
+            if (root / name).exists():  # a deleted file may still be in the index
                 tar.add(root / name, name, recursive=False)
         code = (commit(root) or "").encode()
         entry = tarfile.TarInfo(COMMIT_FILE)

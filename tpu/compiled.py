@@ -1,4 +1,4 @@
-"""Compiled programs that JAX keeps between starts."""
+"""Atomic writes of JAX's persistent compilation cache."""
 
 import tempfile
 from pathlib import Path
@@ -9,10 +9,10 @@ from data_pipelines.durable import put
 
 
 def keep_programs_whole() -> None:
-    """Have JAX give the file of a compiled program its name when all of it is on disk.
+    """Make JAX rename a compiled program's file into place once it is completely written.
 
-    It writes in place and never over what is there: half of a program, left by a kill, would be a warning and minutes
-    of compilation at every later start. Buckets have no halves of files.
+    JAX itself writes in place and never overwrites: half a file, left by a kill, would cost a warning and minutes of
+    compilation at every later start. Buckets never have incomplete files.
     """
     lru_cache.LRUCache.put = _put_whole
 

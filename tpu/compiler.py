@@ -1,4 +1,5 @@
-"""XLA:TPU on a machine without a TPU: libtpu compiles for any slice; what it said is kept by the program's hash."""
+"""Compile for TPUs on a machine without one: libtpu compiles for any slice; reports are cached by the program's
+hash."""
 
 import gzip
 import hashlib
@@ -21,23 +22,24 @@ from tpu.generations import GENERATIONS
 from tpu.topologies import Topology
 
 INSTALL = "make setup-plan (or pip install -r requirements-plan.txt)"
-# Of an environment that a Cloud TPU VM has; without them libtpu looks for such a machine and waits.
+# Variables of a Cloud TPU VM; without them libtpu waits for a metadata server.
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # a second plan beside this one; nothing here owns a chip
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # plans may run at the same time, because none owns a chip
 }
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _NEEDED = re.compile(r"(?:requires|required for [\w ]*\(|Used) ?([\d.]+)([KMGT]?)")
 
 
 class Report(NamedTuple):
-    """What the compiler said of a program, sizes in bytes per device.
+    """The compiler's report on a program; sizes in bytes per device.
 
-    seconds: of compilation.   hlo: text of the optimised program, '' when it does not fit.
-    needed: bytes that a program that does not fit would take, None when it fits.   cached: not compiled now.
+    seconds: of compilation.   hlo: text of the optimised program, '' if it does not fit.
+    needed: bytes that a program that does not fit would need, None if it fits.   cached: whether the report comes from
+    the cache.
     """
 
     seconds: float
@@ -59,20 +61,20 @@ class Report(NamedTuple):
 
 
 def prepare() -> None:
-    """Set the environment for libtpu; to be called before JAX opens a backend. UserError without libtpu."""
+    """Set the environment for libtpu; call this before JAX opens a backend. Raises UserError without libtpu."""
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(f"a plan needs XLA's TPU compiler, libtpu, which is not installed: {INSTALL}")
     os.environ |= _ENVIRONMENT
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_compilation_cache", False)  # what comes from there leaves no dump to read
-    # A kernel is in a program as bytes that name the files and lines of its trace, which differ between checkouts.
+    jax.config.update("jax_enable_compilation_cache", False)  # programs from the cache leave no dump to read
+    # A kernel's bytes in a program name files and lines of its trace, which would differ between checkouts.
     jax.config.update("jax_traceback_in_locations_limit", 0)
 
 
 def devices(topology: Topology, slices: int = 1) -> list[jax.Device]:
-    """Stand-ins for the devices of slices, to make a mesh and compile for; UserError for slices that stand alone."""
+    """Return stand-ins for the devices of slices, for a mesh to compile for; UserError if slices cannot be joined."""
     if slices > 1 and not topology.device.slice_bandwidth:
-        raise UserError(f"--mesh slice={slices}: slices of {topology.generation} do not work together; use one")
+        raise UserError(f"--mesh slice={slices}: slices of {topology.generation} do not work together; use one slice")
     options = dict(GENERATIONS[topology.generation].options)
     if slices > 1:
         options = {**options, "num_slices": slices}
@@ -85,9 +87,9 @@ def devices(topology: Topology, slices: int = 1) -> list[jax.Device]:
 def compile_for_tpu(
     lowered: jax.stages.Lowered, options: Mapping[str, str | bool], topology: Topology, cache: Path
 ) -> Report:
-    """Compile a program that was lowered for `devices(topology)`, or take the answer from the cache folder.
+    """Compile a program that was lowered for `devices(topology)`, or take its report from the cache folder.
 
-    options: XLA's that it was jitted with; they are in force already, but nothing in the program names them.
+    options: the XLA options that it was jitted with, as part of the cache's key; the program's text does not show them.
     """
     place = cache / f"{program_hash(lowered, options, topology)}.json.gz"
     if place.is_file():
@@ -125,7 +127,7 @@ def _compile(lowered: jax.stages.Lowered) -> Report:
                 raise
             return Report(time.perf_counter() - start, 0, 0, 0, 0, 0, "", needed=_needed(str(error)))
         seconds = time.perf_counter() - start
-        # Small helper programs are dumped, too.
+        # The longest dump; small helper programs are dumped, too.
         hlo = max((file.read_text() for file in Path(folder).glob("*.after_codegen.txt")), key=len)
     memory = compiled.memory_analysis()
     return Report(
@@ -140,6 +142,6 @@ def _compile(lowered: jax.stages.Lowered) -> Report:
 
 
 def _needed(message: str) -> float:
-    """Bytes in the compiler's message for a program that does not fit; infinite when it names none."""
+    """Return the bytes that the compiler's message says a program needs; infinite if it names none."""
     sizes = [float(number) * _UNITS[unit] for number, unit in _NEEDED.findall(message)]
     return max(sizes, default=float("inf"))

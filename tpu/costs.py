@@ -1,7 +1,7 @@
 """Time and memory traffic of a compiled TPU program, from the cycles that XLA estimated for each operation.
 
-`compiled.cost_analysis()` counts a loop's body once, and its time is about -1 s for each operation without an estimate;
-the cycles in the program's text have neither fault. On v5p, where both can be had, they agree to 5%.
+`compiled.cost_analysis()` counts a loop's body once, and adds about -1 s for each operation without an estimate; the
+cycles in the program's text have neither fault. On v5p, where both are available, they agree to 5%.
 """
 
 import math
@@ -14,16 +14,16 @@ from tpu.hlo import Array, Instruction, Module, Run, arrays, called, inside, run
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _SOURCE = re.compile(r'op_name="([^"]*)"')
-# What costs nothing, or whose parts are counted one by one; asynchronous work is counted where it starts.
+# Operations that cost nothing, or whose parts are counted separately; asynchronous work is counted where it starts.
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all"}
-_FREE |= {"send", "recv"}  # by the hosts
+_FREE |= {"send", "recv"}  # done by the hosts
 _LOOKUPS = ("gather", "scatter", "sort")
-_SLICES = {"dynamic-slice": 0, "gather": 0, "dynamic-update-slice": 1}  # what is read or written: result or operand 1
+_SLICES = {"dynamic-slice": 0, "gather": 0, "dynamic-update-slice": 1}  # moved part: 0 the result, 1 operand 1
 
 
 class Lookups(NamedTuple):
-    """What XLA estimates no cycles for.   fetched, added: rows that are looked up, or added to others, one by one.
-    bytes: that this and sorting move to and from HBM."""
+    """Work for which XLA estimates no cycles.   fetched, added: rows that are looked up, or added to a table's, one by
+    one.   bytes: that lookups and sorting move to and from HBM."""
 
     fetched: float = 0.0
     added: float = 0.0
@@ -31,11 +31,11 @@ class Lookups(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """What one run of an instruction takes on one chip.
+    """The cost of one run of an instruction on one chip.
 
-    cycles: of the cores, as XLA estimated them.   traffic: bytes to and from HBM.   lookups: rows that it looks up or
-    adds one by one, for which XLA estimates no cycles.   kernel: whether it is a custom one, whose cycles nobody told
-    XLA.   unknown: whether it must take time and has no estimate.
+    cycles: of the cores, estimated by XLA.   traffic: bytes to and from HBM.   lookups: see `Lookups`.
+    kernel: whether it is a custom kernel, whose cycles XLA does not know.   unknown: whether it must take time but has
+    no estimate.
     """
 
     cycles: float = 0.0
@@ -46,12 +46,11 @@ class Spent(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Of one run of the program on one chip.
+    """The costs of one run of the program on one chip.
 
-    cycles: of the cores.   sources: the same by where in the program they come from.   traffic: bytes to and from HBM.
-    lookups: of gathers, scatters and sorts, for which XLA estimates no cycles.   kernels: runs of custom kernels, by
-    the names of their instructions.   unknown: operations that must take time and have no estimate; there should be
-    none.
+    cycles: of the cores.   sources: cycles by place in the program.   traffic: bytes to and from HBM.
+    lookups: of gathers, scatters and sorts.   kernels: name of an instruction -> runs of its custom kernel.
+    unknown: operations that must take time but have no estimate; there should be none.
     """
 
     cycles: float
@@ -63,34 +62,34 @@ class Costs(NamedTuple):
 
 
 def costs(module: Module) -> Costs:
-    """Sums over all operations of a program compiled for TPU."""
+    """Sum the costs of all operations of a program compiled for TPU."""
     cycles, traffic, lookups, kernels, unknown = Counter(), 0.0, Lookups(), Counter(), []
     for run in runs(module):
-        one, instruction = spent(module, run), run.instruction
-        traffic += run.times * one.traffic
-        lookups = Lookups(*(total + run.times * n for total, n in zip(lookups, one.lookups, strict=True)))
-        if one.cycles:
+        cost, instruction = spent(module, run), run.instruction
+        traffic += run.times * cost.traffic
+        lookups = Lookups(*(total + run.times * n for total, n in zip(lookups, cost.lookups, strict=True)))
+        if cost.cycles:
             source = _SOURCE.search(instruction.rest)
-            cycles[short_source(source[1]) if source else instruction.opcode] += run.times * one.cycles
-        if one.kernel:
+            cycles[short_source(source[1]) if source else instruction.opcode] += run.times * cost.cycles
+        if cost.kernel:
             kernels[instruction.name] += run.times
-        if one.unknown:
+        if cost.unknown:
             unknown.append(instruction.name)
     return Costs(sum(cycles.values()), dict(cycles.most_common()), traffic, lookups, dict(kernels), tuple(unknown))
 
 
 def spent(module: Module, run: Run) -> Spent:
-    """Of one run of an instruction itself, not of what stands in a loop's body; nothing for one that is in a fusion."""
+    """Return the cost of one run of an instruction, without a loop's body; nothing for instructions in a fusion."""
     instruction = run.instruction
     if run.fused or instruction.opcode in _FREE or instruction.opcode.endswith("-done"):
         return Spent()
-    if '"tpu_custom_call"' in instruction.rest:  # what the compiler knows of one is not its inside
+    if '"tpu_custom_call"' in instruction.rest:  # the compiler does not know the inside of a custom kernel
         return Spent(traffic=_traffic(module, run), kernel=True)
     if instruction.opcode == "custom-call":
-        return Spent()  # the compiler's own marks, like where it allocates
+        return Spent()  # annotations of the compiler, such as allocations
     traffic = _traffic(module, run)
     if instruction.opcode.removesuffix("-start") in KINDS:
-        return Spent(traffic=traffic)  # the links' time
+        return Spent(traffic=traffic)  # takes time on the links, not on the cores
     if estimate := _CYCLES.search(instruction.rest):
         return Spent(float(estimate[1]), traffic)
     if any(word in instruction.name for word in _LOOKUPS):
@@ -99,35 +98,36 @@ def spent(module: Module, run: Run) -> Spent:
 
 
 def _lookups(module: Module, run: Run, traffic: float) -> Lookups:
-    """Rows of a gather or scatter, in a fusion or not."""
+    """Count the rows of a gather or scatter, in a fusion or not."""
     fetched = added = 0.0
-    for one in (run, *inside(module, run)):
-        if one.instruction.opcode == "gather":
-            row = math.prod(_listed(one.instruction, "slice_sizes"))
-            fetched += math.prod(arrays(one.instruction.shape)[0].dims) / row
-        elif one.instruction.opcode == "scatter":
-            dims = arrays(one.computation[one.instruction.operands[2]].shape)[0].dims
-            window = _listed(one.instruction, "update_window_dims")
+    for inner in (run, *inside(module, run)):
+        if inner.instruction.opcode == "gather":
+            row = math.prod(_listed(inner.instruction, "slice_sizes"))
+            fetched += math.prod(arrays(inner.instruction.shape)[0].dims) / row
+        elif inner.instruction.opcode == "scatter":
+            dims = arrays(inner.computation[inner.instruction.operands[2]].shape)[0].dims
+            window = _listed(inner.instruction, "update_window_dims")
             added += math.prod(side for axis, side in enumerate(dims) if axis not in window)
     return Lookups(fetched, added, traffic)
 
 
 def _listed(instruction: Instruction, attribute: str) -> list[int]:
-    """The numbers of an attribute like slice_sizes={1,768}."""
+    """Return the numbers of an attribute like slice_sizes={1,768}."""
     return [int(n) for n in re.search(rf"{attribute}=\{{([\d,]*)\}}", instruction.rest)[1].split(",") if n]
 
 
 def _has_product(module: Module, instruction: Instruction) -> bool:
-    """Whether an operation is or contains a matrix product."""
+    """Return whether an operation is or contains a matrix product."""
     if instruction.opcode == "fusion":
         return any(_has_product(module, inner) for inner in called(module, instruction).values())
     return instruction.opcode in ("convolution", "dot")
 
 
 def short_source(source: str) -> str:
-    """'jit(step)/transpose(jvp(Bert))/Bert.encode/while/body/.../query/dot_general' -> 'backward BertLayer/.../query'.
+    """Shorten 'jit(step)/transpose(jvp(Bert))/Bert.encode/while/body/.../query/dot_general' to 'backward
+    BertLayer/.../query'.
 
-    The slices with which a loop keeps and fetches its arrays, and what belongs to no module, are named themselves.
+    A loop's slices of its arrays, and operations outside of modules, keep the name of the operation.
     """
     parts = [part for part in source.split("/") if part not in ("while", "body", "closed_call", "checkpoint")]
     direction = "backward " if "transpose(" in source else "forward " if "jvp(" in source else ""
@@ -138,10 +138,10 @@ def short_source(source: str) -> str:
 
 
 def _traffic(module: Module, run: Run) -> float:
-    """Bytes that one run of an instruction moves to and from HBM."""
+    """Return the bytes that one run of an instruction moves to and from HBM."""
     instruction, computation = run.instruction, run.computation
     results = arrays(instruction.shape)
-    if instruction.opcode.endswith("-start"):  # from or to HBM, so once; the tuple has results beside operands
+    if instruction.opcode.endswith("-start"):  # from or to HBM, so once; its tuple has operands and results
         return results[len(instruction.operands) if instruction.opcode == "async-start" else 0].bytes
     if instruction.opcode == "fusion":
         return _fusion_traffic(module, run)
@@ -153,7 +153,8 @@ def _traffic(module: Module, run: Run) -> float:
 
 
 def _fusion_traffic(module: Module, run: Run) -> float:
-    """A fusion reads of an operand only what it slices out, and writes of a result only what it updates."""
+    """Return the bytes that a fusion moves: it reads only the slices that it takes of an operand, and writes only the
+    updated part of a result."""
     total, body = 0.0, called(module, run.instruction)
     for index, name in enumerate(run.instruction.operands):
         whole = _in_hbm(arrays(run.computation[name].shape))
@@ -171,7 +172,7 @@ def _parameter(body: dict[str, Instruction], index: int) -> Instruction:
 
 
 def _read(module: Module, body: dict[str, Instruction], value: Instruction) -> float:
-    """Bytes that a fusion's body needs of one of its values; infinite unless it only slices."""
+    """Return the bytes that a fusion's body reads of one of its values; infinite unless it only slices the value."""
     total = 0.0
     for use in (i for i in body.values() if value.name in i.operands):
         if use.opcode == "bitcast":
@@ -190,7 +191,7 @@ def _read(module: Module, body: dict[str, Instruction], value: Instruction) -> f
 
 
 def _written(module: Module, body: dict[str, Instruction], value: Instruction) -> float:
-    """Bytes that a fusion writes of one of its results."""
+    """Return the bytes that a fusion writes of one of its results."""
     while value.opcode == "bitcast":
         value = body[value.operands[0]]
     if value.opcode == "fusion":

@@ -1,4 +1,5 @@
-"""FLOPs of a traced program: matrix products and convolutions, loops multiplied, recomputation included."""
+"""Count the FLOPs of a traced program: matrix products and convolutions, in loops as often as they run, with
+recomputation."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,8 +11,8 @@ from tpu.kernel_costs import Call, Cost
 
 
 class Flops(NamedTuple):
-    """products: outside of kernels.   kernels: name -> inside of it.   unknown: kernels without a `Cost`, or whose
-    FLOPs nobody declares.   calls: of kernels, (name, call, how often it runs over all devices)."""
+    """products: FLOPs outside of kernels.   kernels: name -> FLOPs inside.   unknown: kernels without a `Cost` or
+    declared FLOPs.   calls: of kernels, (name, call, how often it runs over all devices)."""
 
     products: float
     kernels: dict[str, float]
@@ -26,11 +27,11 @@ class Flops(NamedTuple):
 def flops(
     jaxpr: ClosedJaxpr, kernels: Mapping[str, Cost], counted_as: Callable[[str], float] = lambda scope: 1.0
 ) -> Flops:
-    """FLOPs of one run over all devices; a multiply-add counts as 2.
+    """Count the FLOPs of one run over all devices; a multiply-add counts as 2.
 
-    kernels: by the beginning of the name that `pl.pallas_call` was given; their FLOPs are those that they declare. Of
-    a conditional the dearest branch counts, of a loop without a known length one turn.   counted_as: scope
-    (`jax.named_scope`) of a product, with those around it -> how often its FLOPs count.
+    kernels: by the beginning of the name given to `pl.pallas_call`; they declare their FLOPs. A conditional counts as
+    its most expensive branch, a loop of unknown length as one iteration.   counted_as: scope (`jax.named_scope`) of a
+    product, with the scopes around it -> how often its FLOPs count.
     """
     products, inside, unknown, calls = 0.0, {}, {}, []
     for equation, times, scope in _equations(jaxpr.jaxpr, 1, ""):
@@ -50,7 +51,7 @@ def flops(
 
 
 def _equations(jaxpr: Jaxpr, times: float, around: str):
-    """(equation, how often it runs over all devices, its scope) of a jaxpr in a scope, and of all inside it."""
+    """Yield (equation, how often it runs over all devices, its scope) for a jaxpr and all jaxprs inside it."""
     for equation in jaxpr.eqns:
         scope = f"{around}/{equation.source_info.name_stack}"
         yield equation, times, scope

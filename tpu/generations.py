@@ -1,10 +1,10 @@
-"""What is known of each generation of Google's TPUs: names, slices, images, peaks, memory, links, and what compiles.
+"""Facts about each generation of Google's TPUs: names, slices, images, peaks, memory, links, and what compiles.
 
 Sources: Google's TPU documentation, a page per generation, and "TPU software versions"; for links of v2 and v3 "A
-Domain Specific Supercomputer for Training Deep Neural Networks"; between slices v5e has 6.4 and v6e 25.6 Tbit/s a pod
-of 256 chips, v5p 50 and v7x 100 Gbit/s a chip, v4 25 GB/s a host of 4 chips ("How to scale your model",
-jax-ml.github.io/scaling-book). v7x's type and image are those of Google's own benchmarks: its pages give v7x to GKE and
-Compute Engine, no longer to new users of Cloud TPU's API.
+Domain Specific Supercomputer for Training Deep Neural Networks"; bandwidth between slices: v5e 6.4 and v6e 25.6 Tbit/s
+per pod of 256 chips, v5p 50 and v7x 100 Gbit/s per chip, v4 25 GB/s per host of 4 chips ("How to scale your model",
+jax-ml.github.io/scaling-book). Type and image of v7x are those of Google's own benchmarks: its documentation offers v7x
+by GKE and Compute Engine, no longer to new users of the Cloud TPU API.
 """
 
 from collections.abc import Mapping
@@ -14,16 +14,15 @@ GIB = 2**30
 
 
 class Tpu(NamedTuple):
-    """What JAX takes for one device: a chip, or half of one where `per_chip` is 2.
+    """One JAX device: a chip, or half of a chip if `per_chip` is 2.
 
-    peak_flops: dense bfloat16 FLOP/s.   clock: Hz of its cores, in which XLA:TPU estimates an operation's cycles; the
-        peak divided by the FLOPs of all matrix units in a cycle.
-    hbm: bytes that XLA:TPU lets one program have, by its message on one that does not fit.
-    hbm_bandwidth: bytes/s.   cores: that share its work.
-    slice_bandwidth: bytes/s that its share of its host's network cards sends to other slices, 0 where slices cannot
-        work together.
-    Of the whole chip: ici_bandwidth: bytes/s that leave it over all links to other chips.   axes: of the torus that
-        they form.   ring: chips of an axis whose ends are linked; of three axes all must be its multiples.
+    peak_flops: dense bfloat16 FLOP/s.   clock: Hz of its cores, the unit of XLA:TPU's estimated cycles; it is the peak
+        divided by the FLOPs of all matrix units in a cycle.
+    hbm: bytes that XLA:TPU allows a program, by its message for programs that do not fit.
+    hbm_bandwidth: bytes/s.   cores: number of cores that share its work.
+    slice_bandwidth: bytes/s to other slices, its share of its host's network cards; 0 if slices cannot be joined.
+    For the whole chip: ici_bandwidth: bytes/s to other chips over all links.   axes: of the torus of chips.
+        ring: length of an axis whose ends are linked; with three axes, all lengths must be multiples of it.
     """
 
     peak_flops: float
@@ -39,17 +38,17 @@ class Tpu(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """prefix: of gcloud's names, the 'v5litepod' of 'v5litepod-16'.   count: what the number in a name counts, per
-        chip: 2 where it counts TensorCores, 1 where it counts chips.
-    one_host: chips of the slices that are a single VM; larger slices have 4 chips on each VM.
-    runtime: the image for JAX (gcloud's --version).   shapes: chips -> topology, of the usual sizes.
-    others: whether other multiples of 4 chips exist, too.
-    xla: its name in XLA's topologies.   options: for `jax.experimental.topologies`.
-    gke: its name in GKE, for slices of several hosts; '' where GKE has none.
-    kinds: parts of jax.Device.device_kind; the longest that a device's has counts.
+    """prefix: of gcloud's names, the 'v5litepod' of 'v5litepod-16'.   count: what the number in a name counts for each
+        chip: 2 if it counts TensorCores, 1 if it counts chips.
+    one_host: sizes, in chips, of slices with a single VM; larger slices have VMs with 4 chips each.
+    runtime: the image for JAX (gcloud's --version).   shapes: chips -> topology, for the usual sizes.
+    others: whether other multiples of 4 chips also exist.
+    xla: name in XLA's topologies.   options: for `jax.experimental.topologies`.
+    gke: name in GKE, for slices of several hosts; '' if GKE has none.
+    kinds: parts of jax.Device.device_kind; the longest match counts.
     kernels: whether fused kernels compile: Mosaic has no bfloat16 attention for v2 and v3.
-    biased: tokens of a row up to which there is room on the chip for the bias of its scores, and for its gradient.
-    note: what else who launches a run there should know.
+    biased: the longest row, in tokens, whose bias of the scores fits on the chip with its gradient.
+    note: a remark for users who launch a run.
     """
 
     prefix: str
@@ -68,7 +67,7 @@ class Generation(NamedTuple):
     options: Mapping[str, str] = {}
 
 
-CHIPS_PER_HOST = 4  # of a slice of several hosts
+CHIPS_PER_HOST = 4  # in slices with several hosts
 _PLANES = {4: "2x2", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16", 512: "16x32", 1024: "32x32"}
 _EFFICIENT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
 _CUBES = {
@@ -87,7 +86,7 @@ _CUBES_V5P = {**_CUBES, 4096: "16x16x16", 6144: "16x16x24"}
 _V2 = {chips: _PLANES[chips] for chips in (4, 16, 64, 128, 256)}
 _BASE = "tpu-ubuntu2204-base"
 _PLAIN = "has no fused attention: --attention xla is what it takes"
-# Otherwise the compiler takes each of a v4 chip's two cores for a device, unlike JAX on a real v4.
+# Without this option the compiler treats each of a v4 chip's two cores as a device, unlike JAX on a real v4.
 _MEGACORE = {"chip_config_name": "megacore"}
 
 # fmt: off
@@ -127,12 +126,12 @@ GENERATIONS: dict[str, Generation] = {
 
 
 def generation_of(device_kind: str) -> Generation | None:
-    """Of a jax.Device, None where it is no TPU that is known."""
-    found = {kind: one for one in GENERATIONS.values() for kind in one.kinds if kind in device_kind}
-    return found[max(found, key=len)] if found else None
+    """Return the generation of a jax.Device, None if it is no known TPU."""
+    matching = {kind: facts for facts in GENERATIONS.values() for kind in facts.kinds if kind in device_kind}
+    return matching[max(matching, key=len)] if matching else None
 
 
 def tpu_of(device_kind: str) -> Tpu | None:
-    """What a jax.Device can do, None where it is no TPU that is known."""
-    found = generation_of(device_kind)
-    return found and found.device
+    """Return the facts about a jax.Device, None if it is no known TPU."""
+    generation = generation_of(device_kind)
+    return generation and generation.device

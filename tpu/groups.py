@@ -1,4 +1,4 @@
-"""Which devices exchange with each other, in each way that XLA writes it."""
+"""Parse which devices of a collective exchange with each other, in each of XLA's notations."""
 
 import math
 import re
@@ -11,7 +11,8 @@ _IOTA = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
 
 
 def groups(text: str, devices: int) -> Groups:
-    """Of a collective's attributes; for a permutation its pairs of source and target; all devices where none are named.
+    """Parse the groups in a collective's attributes (pairs of source and target for a permutation), by default one
+    group of all devices.
 
     `{{0,1},{2,3}}`, `[groups,size]<=[2,4]T(1,0)`, or axes of a mesh, `mesh['a'=2,'b'=4] {'b':(1)2}`: of b's 4 parts the
     2 that come after 1.
@@ -26,10 +27,10 @@ def groups(text: str, devices: int) -> Groups:
 
 
 def _of_mesh(mesh: str, shape: str | None, order: str | None, named: str) -> Groups:
-    """The groups along some axes, or parts of axes, of a mesh."""
+    """Return the groups along some axes, or parts of axes, of a mesh."""
     sizes = {axis: int(size) for axis, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
     ids = _iota(shape or str(math.prod(sizes.values())), order)
-    parts = {axis: [size] for axis, size in sizes.items()}  # each axis in parts, of which one is exchanged along
+    parts = {axis: [size] for axis, size in sizes.items()}  # each axis cut into parts; devices exchange along one
     chosen = dict.fromkeys(sizes, -1)
     for axis, before, part in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", named):
         before, part = int(before or 1), int(part or sizes[axis])
@@ -44,7 +45,7 @@ def _of_mesh(mesh: str, shape: str | None, order: str | None, named: str) -> Gro
 
 
 def _iota(shape: str, order: str | None) -> np.ndarray:
-    """0, 1, ... in a shape, transposed, flat."""
+    """Return 0, 1, ... in a shape, transposed and flattened."""
     sides = [int(side) for side in shape.split(",")]
     ids = np.arange(math.prod(sides)).reshape(sides)
     return (ids.transpose([int(axis) for axis in order.split(",")]) if order else ids).reshape(-1)

@@ -1,6 +1,6 @@
-"""What an optimised XLA program does in one run on one device, read from its text.
+"""Read from the text of an optimised XLA program what it does in one run on one device.
 
-XLA's own cost analysis counts the body of a loop once; here everything is multiplied by the loops' trip counts.
+XLA's own cost analysis counts the body of a loop once; here it is multiplied by the loop's trip count.
 """
 
 import re
@@ -36,7 +36,7 @@ class Instruction(NamedTuple):
 
 
 class Module(NamedTuple):
-    """computations: name -> instructions by name, in order.   devices: that run it together."""
+    """computations: name -> instructions by name, in order.   devices: how many devices run the program together."""
 
     computations: dict[str, dict[str, Instruction]]
     entry: str
@@ -61,7 +61,7 @@ class Array(NamedTuple):
 
 
 def parse(text: str) -> Module:
-    """The text of an HLO module, as `compiled.as_text()` and XLA's dumps have it; ValueError when it is none."""
+    """Parse the text of an HLO module, from `compiled.as_text()` or XLA's dumps; ValueError for other text."""
     computations, entry, current = {}, None, None
     for line in text.splitlines():
         if header := _HEADER.match(line):
@@ -80,7 +80,7 @@ def parse(text: str) -> Module:
 
 
 def _instruction(name: str, text: str, root: bool) -> Instruction:
-    """`shape opcode(operands)rest` taken apart."""
+    """Parse `shape opcode(operands)rest`."""
     end = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
     opcode, _, after = text[end:].strip().partition("(")
     close = _closing("(" + after, 0)
@@ -88,7 +88,7 @@ def _instruction(name: str, text: str, root: bool) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-    """Index of the parenthesis that closes the one at `start`."""
+    """Return the index of the parenthesis that closes the one at `start`."""
     depth = 0
     for index in range(start, len(text)):
         depth += {"(": 1, ")": -1}.get(text[index], 0)
@@ -98,7 +98,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def arrays(shape: str) -> tuple[Array, ...]:
-    """The arrays of a printed shape, tuples flattened."""
+    """Return the arrays of a printed shape, with tuples flattened."""
     found = []
     for dtype, dims, layout in _ARRAY.findall(shape):
         space = re.search(r"S\((\d+)\)", layout)
@@ -107,9 +107,9 @@ def arrays(shape: str) -> tuple[Array, ...]:
 
 
 class Run(NamedTuple):
-    """An instruction in its computation, run `times` in a run of the program.
+    """An instruction in its computation; it runs `times` times in one run of the program.
 
-    fused: how many fusions (or asynchronous operations) it is inside of.
+    fused: how many fusions (or asynchronous operations) are around it.
     """
 
     instruction: Instruction
@@ -119,15 +119,15 @@ class Run(NamedTuple):
 
 
 def runs(module: Module) -> Iterator[Run]:
-    """Every instruction that runs, loops' bodies multiplied, every branch of a conditional counted.
+    """Yield every instruction that runs, with the trip counts of loops and every branch of conditionals.
 
-    Of a loop that the data end, one turn counts.   ValueError for another whose trip count cannot be read.
+    A loop whose length depends on the data counts once.   ValueError for other loops without a readable trip count.
     """
     yield from _runs(module, module.entry, 1, 0)
 
 
 def inside(module: Module, run: Run) -> Iterator[Run]:
-    """What runs inside a fusion or an asynchronous operation."""
+    """Yield what runs inside a fusion or an asynchronous operation."""
     for name in computations(run.instruction):
         yield from _runs(module, name, run.times, run.fused + 1)
 
@@ -146,12 +146,12 @@ def _runs(module: Module, name: str, times: int, fused: int) -> Iterator[Run]:
 
 
 def called(module: Module, instruction: Instruction) -> dict[str, Instruction]:
-    """The computation of a fusion."""
+    """Return the computation of a fusion."""
     return module.computations[computations(instruction)[0]]
 
 
 def computations(instruction: Instruction) -> list[str]:
-    """Names of the computations that an instruction runs; none where it runs none."""
+    """Return the names of the computations that an instruction runs."""
     names = []
     for attribute in _CALLED.get(instruction.opcode, ()):
         if found := re.search(rf"\b{attribute}=(\{{[^}}]*\}}|%?[\w.\-]+)", instruction.rest):
@@ -160,15 +160,15 @@ def computations(instruction: Instruction) -> list[str]:
 
 
 def loops_ended_by_data(module: Module) -> int:
-    """How many loops run as often as the program computes."""
+    """Return how many loops have a length that depends on the data."""
     loops = (run for run in runs(module) if run.instruction.opcode == "while")
     return sum(trips(module, run.computation, run.instruction) is None for run in loops)
 
 
 def trips(module: Module, computation: dict[str, Instruction], loop: Instruction) -> int | None:
-    """How often a while loop runs: as XLA noted it, or from its counter's first value, step and bound.
+    """Return how often a while loop runs: as XLA noted it, or from its counter's first value, step and bound.
 
-    None where the bound is a number that the program computes.
+    None if the program computes the bound from data.
     """
     if noted := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.rest):
         return int(noted[1])
@@ -188,7 +188,7 @@ def trips(module: Module, computation: dict[str, Instruction], loop: Instruction
 
 
 def _first(computation: dict[str, Instruction], loop: Instruction, index: int) -> int | None:
-    """What a loop carries at first in one place, None where it is not a constant in the text."""
+    """Return the first value of a loop's carry at an index, None if it is not a constant in the text."""
     state = computation[loop.operands[0]]
     value = computation.get(state.operands[index]) if state.opcode == "tuple" else None
     while value is not None and value.opcode in ("copy", "copy-done", "copy-start", "bitcast"):
@@ -197,7 +197,7 @@ def _first(computation: dict[str, Instruction], loop: Instruction, index: int) -
 
 
 def _step(body: dict[str, Instruction], index: int) -> int:
-    """What a loop's body adds to its counter; 1, as `lax.scan` does, where it is not a constant in the text."""
+    """Return what a loop's body adds to its counter; 1, as in `lax.scan`, if it is not a constant in the text."""
     root = next(i for i in body.values() if i.root)
     value = body.get(root.operands[index]) if root.opcode == "tuple" else None
     if value is None or value.opcode != "add":
@@ -207,6 +207,6 @@ def _step(body: dict[str, Instruction], index: int) -> int:
 
 
 def _constant(instruction: Instruction) -> int | None:
-    """The value of a scalar integer constant."""
+    """Return the value of a scalar integer constant."""
     is_integer = instruction.opcode == "constant" and re.match(r"[su]\d+\[\]", instruction.shape)
     return int(instruction.inside) if is_integer else None

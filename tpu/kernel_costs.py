@@ -1,4 +1,4 @@
-"""What attention kernels cost on TPUs, as no compiler looks into them: cycles that were counted, by generation."""
+"""Costs of attention kernels on TPUs, into which the compiler does not look: counted cycles, by generation."""
 
 import functools
 import math
@@ -11,10 +11,11 @@ from models.attention.layouts import LANES
 
 
 class Call(NamedTuple):
-    """One call of a kernel's program, as a step's trace has it.
+    """One call of a kernel's program in a step's trace.
 
-    arguments, results: each with shape and dtype.   turns: of its grid.   flops, scores: FLOPs and exponentials, one
-    for each score of a query and a key, that it declares itself (`pl.CostEstimate`), None where it declares none.
+    arguments, results: each with shape and dtype.   turns: steps of its grid.   flops, scores: the FLOPs and
+    exponentials (one for each score of a query and a key) that it declares (`pl.CostEstimate`), None if it declares
+    none.
     """
 
     arguments: tuple
@@ -25,11 +26,11 @@ class Call(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Of one program of a kernel, into which no compiler looks.
+    """The cost of one program of a kernel.
 
-    cycles: (TPU generation, call) -> cycles of one core that the call takes; a device's cores share the turns. v7x's
-    are v6e's: the programs that XLA:TPU schedules for it have 0.93 to 1.02 times as many bundles.
-    flops: call -> its FLOPs, None where nobody says; by default those that the program declares.
+    cycles: (TPU generation, call) -> cycles of one core for the call; a device's cores share the grid steps. v7x has
+    the cycles of v6e: the programs that XLA:TPU schedules for it have 0.93 to 1.02 times as many bundles.
+    flops: call -> its FLOPs, None if unknown; by default those that the program declares.
     """
 
     cycles: Callable[[str, Call], float]
@@ -37,21 +38,21 @@ class Cost(NamedTuple):
 
 
 def per_score(cycles: Mapping[str, float]) -> Cost:
-    """Of a program that is busy with arithmetic on scores more than with products, which take as long for a head of 32
-    numbers as of 128, the side of a matrix unit.
+    """Return the cost of a program that spends its time on the arithmetic of scores rather than on products, which take
+    the same time for heads of 32 to 128 numbers, the side of a matrix unit.
 
-    cycles: TPU generation -> cycles for 1,024 scores, a register of them.
+    cycles: TPU generation -> cycles for 1,024 scores, which fill a register.
     """
     return Cost(lambda generation, call: cycles[generation] * call.scores / 1024)
 
 
 class Bundles(NamedTuple):
-    """Instruction bundles that XLA:TPU schedules for a turn of `row_attention`'s loop, of 128 lanes of a row's heads;
-    one takes a cycle.
+    """Instruction bundles that XLA:TPU schedules for a grid step ("turn") of `row_attention`, 128 lanes of a row's
+    heads; a bundle takes a cycle.
 
-    turn: whatever the row, on v5p.   pairs, scores: for 1,024 pairs of queries and keys, and 1,024 scores, of which
-    each head has one for a pair.   biased: more for 1,024 scores with a bias.   apart: more for a turn whose keys are
-    those of a second sequence.   generations: how much longer or shorter.   drawn: for dropout of 1,024 scores.
+    turn: fixed part, on v5p.   pairs, scores: for 1,024 pairs of a query and a key, and for 1,024 scores (each head has
+    a score for each pair).   biased: additional, for 1,024 scores with a bias.   apart: additional, for a turn with
+    keys of a second sequence.   generations: factor relative to v5p.   drawn: for dropout of 1,024 scores.
     """
 
     turn: float
@@ -63,23 +64,23 @@ class Bundles(NamedTuple):
     drawn: Mapping[str, float]
 
     def cycles(self, products: int, generation: str, call: Call) -> float:
-        """Of a call.   products: of queries and keys in the program."""
+        """Return the cycles of a call.   products: how many query-key products the program computes."""
         arrays = (*call.arguments, *call.results)
         heads = next(array.shape[2] for array in arrays if len(array.shape) == 4)  # of the statistics
         drawn = self.drawn[generation] if any(array.dtype == jnp.uint32 for array in arrays) else 0.0
-        given = call.arguments  # of these, biases have two axes, and a bias by distance alone is f32 of three
-        apart = self.apart if sum(len(array.shape) == 2 for array in given) > 1 else 0.0
-        biased = any(len(array.shape) == 3 and array.dtype == jnp.float32 for array in given)
+        # Biases of projections are the arguments with two axes; a bias by distance is f32 with three.
+        apart = self.apart if sum(len(array.shape) == 2 for array in call.arguments) > 1 else 0.0
+        biased = any(len(array.shape) == 3 and array.dtype == jnp.float32 for array in call.arguments)
         scores = self.scores + (self.biased if biased else 0.0)
         pairs = call.flops / call.turns / (2 * products * LANES) / 1024
         turn = (self.turn + apart + pairs * (self.pairs + heads * scores)) * self.generations[generation]
         return call.turns * (turn + pairs * heads * drawn)
 
 
-# From the bundles of rows of 512 with heads of 64 and 128 and of rows of 128 on v5p, with dropout and without, and of
-# rows of 512 on v4 and v6e (LIBTPU_INIT_ARGS="--xla_jf_dump_to=DIR --xla_jf_dump_llo_text=true"): what a kernel waits
-# for is not in them; its transfers take a third of the HBM's time. A draw is 12 vector operations for a score, with a
-# product of integers that v4 lacks 60.
+# Fitted to the bundles of rows of 512 with heads of 64 and 128 and of rows of 128 on v5p, with and without dropout, and
+# of rows of 512 on v4 and v6e (LIBTPU_INIT_ARGS="--xla_jf_dump_to=DIR --xla_jf_dump_llo_text=true"). They do not
+# include waiting; a kernel's transfers take a third of HBM's time. Dropout takes 12 vector operations for a score, and
+# 60 on v4, which lacks an integer product.
 _FORWARD = Bundles(
     turn=377,
     pairs=2.78,
@@ -101,18 +102,18 @@ _BACKWARD = Bundles(
 
 
 def _heads(call: Call) -> tuple[float, int]:
-    """(scores of all heads, numbers of a head) of a call; of a causal mask the scores of the blocks on and below its
-    diagonal.   q, k: [batch, heads, head_dim, length], without the batch where that is one row."""
+    """Return (scores of all heads, head_dim) of a call; a causal mask counts the blocks on and below its diagonal.
+    q, k: [batch, heads, head_dim, length], without batch if it is a single row."""
     blocks, (q, k) = call.arguments[0], [a for a in call.arguments if jnp.issubdtype(a.dtype, jnp.floating)][:2]
-    # A mask that is computed inside has the numbers of the positions beside the segments of queries and keys.
+    # A mask that the kernel computes has positions as arguments, besides the segments of queries and keys.
     causal = sum(a.dtype == jnp.int32 for a in call.arguments) > 2
     share = (blocks.shape[-1] + 1) / (2 * blocks.shape[-1]) if causal else 1
     return math.prod(q.shape) // q.shape[-2] * k.shape[-1] * share, q.shape[-2]
 
 
 def _of_splash(products: int, cycles: dict[str, float], wide: float) -> Cost:
-    """products: of [queries, head_dim] and [keys, head_dim].   cycles: as of `per_score`, with heads of up to 64.
-    wide: times as many with heads of 128."""
+    """Return the cost of a splash program.   products: how many query-key products it computes.   cycles: as in
+    `per_score`, for heads of up to 64.   wide: factor for heads of 128."""
 
     def of_call(generation: str, call: Call) -> float:
         scores, head_dim = _heads(call)
@@ -121,26 +122,26 @@ def _of_splash(products: int, cycles: dict[str, float], wide: float) -> Cost:
     return Cost(of_call, lambda call: 2.0 * products * math.prod(_heads(call)))
 
 
-# By the beginnings of the names that `pl.pallas_call` is given.
+# Beginning of the name given to `pl.pallas_call` -> cost.
 COSTS: dict[str, Cost] = {
     "row_attention_forward": Cost(functools.partial(_FORWARD.cycles, 2)),
     "row_attention_backward": Cost(functools.partial(_BACKWARD.cycles, 5)),
     # Cycles for 1,024 scores in blocks of 512 queries and keys, heads of 64, from the bundles that XLA:TPU scheduled: a
-    # turn on v5p, one head, is 1922 bundles forward and 3134 backward. Of heads of 128 `row_attention` was counted. The
-    # backward kernel computes scores again, then the gradients of values, probabilities, queries and keys. Of
-    # bert-large's step, 24 layers, copies into and out of a loop's stacks are an eighth
-    # (benchmarks/results/plans_ledger.md).
+    # grid step on v5p, one head, is 1922 bundles forward and 3134 backward. The factors for heads of 128 were counted
+    # for `row_attention`. The backward kernel computes scores again, then the gradients of values, probabilities,
+    # queries and keys. In bert-large's step, 24 layers, an eighth of the time goes to copies into and out of a loop's
+    # stacks (benchmarks/results/plans_ledger.md).
     "splash_mha_fwd": _of_splash(2, {"v4": 11.8, "v5e": 8.0, "v5p": 7.5, "v6e": 5.0, "v7x": 5.0}, 1.2),
     "splash_mha_dkv": _of_splash(5, {"v4": 15.2, "v5e": 11.1, "v5p": 12.2, "v6e": 7.4, "v7x": 7.4}, 1.35),
     # Cycles for 1,024 scores of XLNet's rows, heads of 64 and 896 keys, from the bundles that XLA:TPU scheduled for a
-    # turn of the kernel's loop, one a cycle: on v5e a turn, two heads of 128 queries, is 3402 and on average 5607, of
-    # chosen queries 3681 and 6580; v4 looks lanes up slowly.
+    # grid step, one per cycle. On v5e, a step with two heads of 128 queries takes 3402 forward and on average 5607
+    # backward, with chosen queries 3681 and 6580; v4 is slow at lookups among lanes.
     "relative_whole_forward": per_score({"v4": 53.2, "v5e": 15.2, "v5p": 15.2, "v6e": 13.3, "v7x": 13.3}),
     "relative_whole_backward": per_score({"v4": 65.4, "v5e": 25.0, "v5p": 25.8, "v6e": 21.3, "v7x": 21.3}),
     "relative_chosen_forward": per_score({"v4": 51.5, "v5e": 16.4, "v5p": 17.2, "v6e": 12.9, "v7x": 12.9}),
     "relative_chosen_backward": per_score({"v4": 69.3, "v5e": 29.4, "v5p": 30.3, "v6e": 24.3, "v7x": 24.3}),
-    # Cycles for 1,024 scores with BigBird's blocks and two heads of 64, four units of the table for one tile of what
-    # sees all, from the bundles that XLA:TPU scheduled (benchmarks/results/long_plans.md).
+    # Cycles for 1,024 scores with BigBird's blocks and two heads of 64, four units of the table for each tile of blocks
+    # that see all, from the bundles that XLA:TPU scheduled (benchmarks/results/long_plans.md).
     "block_attention_forward": per_score({"v4": 43.5, "v5e": 11.4, "v5p": 11.2, "v6e": 10.0, "v7x": 10.0}),
     "block_attention_backward": per_score({"v4": 47.6, "v5e": 13.9, "v5p": 13.9, "v6e": 11.6, "v7x": 11.6}),
 }

@@ -1,4 +1,4 @@
-"""What of a program's exchanges its work hides: read from the schedule, between the start of each and its end."""
+"""How much of a program's collectives overlaps with work, read from its schedule between each one's start and end."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -9,7 +9,8 @@ from tpu.network import Exchange
 
 
 class Timed(NamedTuple):
-    """A collective, with the seconds of all of its runs: on its links, and of them those while the cores wait."""
+    """A collective with the seconds of all of its runs.   seconds: on its links.   exposed: the part in which the cores
+    wait for it."""
 
     collective: Collective
     seconds: float
@@ -17,8 +18,8 @@ class Timed(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """Of one run of a computation.   work: seconds of the cores.   waits: seconds in which they wait for exchanges.
-    busy: seconds of all exchanges."""
+    """The time of one run of a computation.   work: seconds of the cores.   waits: seconds in which they wait for
+    collectives.   busy: seconds of all collectives."""
 
     work: float
     waits: float
@@ -27,17 +28,17 @@ class Timeline(NamedTuple):
 
 
 class Clocks(NamedTuple):
-    """work: seconds of one run of an instruction on the cores.   exchange: one run of a collective on its links."""
+    """work: run -> its seconds on the cores.   exchange: collective -> the time of one run on its links."""
 
     work: Callable[[Run], float]
     exchange: Callable[[Collective], Exchange]
 
 
 def timeline(module: Module, clocks: Clocks, name: str = "") -> Timeline:
-    """A computation, by default the program's, in the order of its schedule.
+    """Simulate a computation, by default the program's, in the order of its schedule.
 
-    Exchanges that want the same links take turns. Of a loop that the data end one turn counts, of a conditional every
-    branch.
+    Collectives on the same links run one after the other. A loop whose length depends on the data counts as one
+    iteration, a conditional as all of its branches.
     """
     computation = module.computations[name or module.entry]
     links, last = _Links(), _last_of_channels(module, computation)
@@ -63,18 +64,19 @@ def timeline(module: Module, clocks: Clocks, name: str = "") -> Timeline:
 
 
 def _key(instruction: Instruction, collective: Collective) -> str:
-    """What its end names: the channel where several fusions carry one, else the instruction that starts it."""
+    """Return the key by which a collective's end is found: the channel if fusions carry it, else the instruction that
+    starts it."""
     return collective.channel if collective.channel and instruction.opcode == "fusion" else instruction.name
 
 
 def _last_of_channels(module: Module, computation: Mapping[str, Instruction]) -> dict[str, str]:
-    """The last instruction of those that carry a collective, by its channel."""
+    """Return channel of a collective -> the last instruction that carries it."""
     fusions = [Run(i, computation, 1, 0) for i in computation.values() if i.opcode == "fusion"]
     return {c.channel: run.instruction.name for run in fusions for c in of_instruction(module, run) if c.channel}
 
 
 def _ended(instruction: Instruction, found: list[Collective], last: Mapping[str, str]) -> list[str]:
-    """What has to have arrived when an instruction is over."""
+    """Return the keys of the collectives that must be complete when an instruction ends."""
     if instruction.opcode.endswith("-done"):
         return instruction.operands[:1]
     if instruction.opcode.endswith("-start") or instruction.opcode == "send":
@@ -83,7 +85,7 @@ def _ended(instruction: Instruction, found: list[Collective], last: Mapping[str,
 
 
 class _Pending:
-    """A collective on its way.   carried: it gets on only while a fusion that has it runs."""
+    """A collective that has started.   carried: whether it proceeds only while a fusion that carries it runs."""
 
     def __init__(self, collective: Collective, exchange: Exchange, carried: bool) -> None:
         self.collective, self.exchange, self.carried = collective, exchange, carried
@@ -91,7 +93,7 @@ class _Pending:
 
 
 class _Links:
-    """The links of one chip, in the order in which exchanges want them."""
+    """The links of one chip, with the pending collectives in the order in which they started."""
 
     def __init__(self) -> None:
         self.pending: dict[str, _Pending] = {}
@@ -102,7 +104,7 @@ class _Links:
         self.pending[key] = _Pending(collective, exchange, carried)
 
     def work(self, seconds: float, channels: set[str]) -> None:
-        """The cores work and the exchanges get on."""
+        """Advance time while the cores work and pending collectives proceed."""
         self.worked += seconds
         self._advance(seconds, channels)
 
@@ -112,7 +114,7 @@ class _Links:
         self._pass(seconds, [])
 
     def _pass(self, seconds: float, moving: list[_Pending]) -> float:
-        """So much time goes by."""
+        """Advance time by `seconds`, in which the moving collectives proceed."""
         for pending in moving:
             pending.left -= seconds
         for pending in self.pending.values():
@@ -120,7 +122,7 @@ class _Links:
         return seconds
 
     def _moving(self, channels: set[str]) -> list[_Pending]:
-        """Those that have their links: of two that want the same, the one that came first."""
+        """Return the collectives that have their links; of two on the same links, the one that started first."""
         moving, taken = [], set()
         for pending in self.pending.values():
             if pending.left <= 0 or pending.carried and pending.collective.channel not in channels:
@@ -131,9 +133,9 @@ class _Links:
         return moving
 
     def wait(self, key: str) -> None:
-        """The cores wait for one, and so for those before it that have its links."""
+        """Wait for a collective, and so for earlier ones that occupy its links."""
         if (awaited := self.pending.get(key)) is None:
-            return  # a -done of something else
+            return  # the -done of another operation
         channels = {awaited.collective.channel}
         while awaited.left > 0:
             moving = self._moving(channels)
@@ -146,14 +148,14 @@ class _Links:
         self.over.append(Timed(awaited.collective, taken, awaited.waited))
 
     def run(self, inner: Timeline, turns: int) -> None:
-        """A loop: what is on its way from before it gets on while the loop leaves the links alone."""
+        """Run a loop; collectives that started before it proceed while the loop does not use the links."""
         total = turns * (inner.work + inner.waits)
         self._advance(max(total - turns * inner.busy, 0.0), set())
         self.worked += turns * inner.work
         for collective, seconds, exposed in inner.collectives:
-            several = collective._replace(times=collective.times * turns)
-            self.over.append(Timed(several, turns * seconds, turns * exposed))
+            repeated = collective._replace(times=collective.times * turns)
+            self.over.append(Timed(repeated, turns * seconds, turns * exposed))
 
     def timeline(self) -> Timeline:
-        waits, busy = sum(one.exposed for one in self.over), sum(one.seconds for one in self.over)
+        waits, busy = sum(timed.exposed for timed in self.over), sum(timed.seconds for timed in self.over)
         return Timeline(self.worked, waits, busy, tuple(self.over))

@@ -1,7 +1,7 @@
-"""Which logical axis of an array is cut over which axes of the mesh.
+"""Sharding rules: which logical axis of an array is cut over which axes of the mesh.
 
-Parameters are cut over `fsdp` and gathered where they are used; activations are cut by rows, and over `tensor` and
-`sequence` where a layer's work is shared out.
+Parameters are sharded over `fsdp` and gathered where they are used. Activations are sharded by rows, and over `tensor`
+and `sequence` where devices share a layer's work.
 """
 
 import math
@@ -14,11 +14,11 @@ from data_pipelines.errors import UserError
 from models.core.parameters import Parameter, nest
 from models.core.sharding import Axes, Rules
 
-ROWS = ("slice", "data", "fsdp")  # the mesh axes that share out a batch
+ROWS = ("slice", "data", "fsdp")  # the mesh axes that cut a batch
 
 PARAMETER_AXES: Mapping[str, tuple[str, ...]] = {
     "layers": (),
-    # The vocabulary, not the width: an all-gather along the first axis needs no change of layout.
+    # The vocabulary rather than the width: an all-gather along the first axis needs no change of layout.
     "vocab": ("tensor", "fsdp"),
     "cluster": ("tensor", "fsdp"),
     "embedding": (),
@@ -39,9 +39,9 @@ ACTIVATION_AXES: Mapping[str, tuple[str, ...]] = {
 
 
 def spec(axes: Axes, shape: tuple[int, ...], table: Mapping[str, tuple[str, ...]], mesh: Mesh) -> PartitionSpec:
-    """How an array with these logical axes is cut over the mesh.
+    """Return how an array with these logical axes is sharded over the mesh.
 
-    ValueError for an axis without a rule, two axes on one mesh axis, or a size that does not divide evenly.
+    Raises ValueError for an axis without a rule, two axes on one mesh axis, or a size that does not divide evenly.
     """
     cuts, taken = [], set()
     for axis, size in zip(axes, shape, strict=True):
@@ -52,30 +52,30 @@ def spec(axes: Axes, shape: tuple[int, ...], table: Mapping[str, tuple[str, ...]
             raise ValueError(f"axes {axes}: two of them are cut over {', '.join(doubled)}")
         parts = math.prod(mesh.shape[name] for name in over)
         if size % parts:
-            given = " x ".join(f"{name}={mesh.shape[name]}" for name in over)
-            raise ValueError(f"--mesh {given} does not divide {axis}, which is {size}: choose divisors of it")
+            cut = " x ".join(f"{name}={mesh.shape[name]}" for name in over)
+            raise ValueError(f"--mesh {cut} does not divide {axis}, which is {size}: choose divisors of it")
         taken |= set(over)
         cuts.append(over[0] if len(over) == 1 else over or None)
     return PartitionSpec(*cuts)
 
 
 def parameter_shardings(table: list[Parameter], shapes: Mapping, mesh: Mesh) -> dict:
-    """A NamedSharding for each parameter of a table, as a nested dict.
+    """Return a NamedSharding for each parameter of a table, as a nested dict.
 
-    shapes: a nested dict of arrays (or of shapes) with the table's paths.   UserError where the mesh does not fit.
+    shapes: a nested dict of arrays (or of shapes) with the table's paths.   Raises UserError if the mesh does not fit.
     """
     return nest({row.path: _parameter_sharding(row, _at(shapes, row.path).shape, mesh) for row in table})
 
 
 def divisor_of_fsdp(table: list[Parameter], shapes: Mapping) -> int:
-    """What the devices along `fsdp` have to divide, the other arguments as of `parameter_shardings`; 0: they may be
-    any number."""
+    """Return a number that the devices along `fsdp` must divide; 0 if any number fits. Arguments as in
+    `parameter_shardings`."""
     sides = [zip(row.axes, _at(shapes, row.path).shape, strict=True) for row in table if _is_cut(row)]
     return math.gcd(*(size for row in sides for axis, size in row if "fsdp" in PARAMETER_AXES.get(axis, ())))
 
 
 def _is_cut(row: Parameter) -> bool:
-    """Whether `fsdp` cuts it: vectors are too small to be worth a gather each."""
+    """Return whether `fsdp` cuts a parameter: vectors are too small to be worth a gather each."""
     return len(row.layer_axes) >= 2
 
 
@@ -96,14 +96,14 @@ def _at(tree: Mapping, path: str):
 
 
 def activation_rules(mesh: Mesh) -> Rules | None:
-    """The rules for a program's activations; None for one device, where there is nothing to place."""
+    """Return the rules for a program's activations; None for a single device."""
     if mesh.size == 1:
         return None
     return Rules(mesh, lambda axes, shape: spec(axes, shape, ACTIVATION_AXES, mesh))
 
 
 def shard_bytes(tree) -> int:
-    """Bytes that one device holds of a tree of shapes with shardings."""
+    """Return the bytes that one device holds of a tree of shapes with shardings."""
 
     def shard(leaf):
         return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
@@ -112,17 +112,17 @@ def shard_bytes(tree) -> int:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The same array on every device."""
+    """Return the sharding of an array that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def rows(mesh: Mesh) -> NamedSharding:
-    """The first axis cut like a batch."""
+    """Return the sharding of an array whose first axis is cut like a batch."""
     return NamedSharding(mesh, PartitionSpec(ROWS))
 
 
 def carry_shardings(axes, mesh: Mesh):
-    """Each leaf of a carry cut along its 'batch' axis."""
+    """Return the shardings of a carry, whose leaves are cut along their 'batch' axis."""
 
     def cut(names):
         return NamedSharding(mesh, PartitionSpec(*(ROWS if name == "batch" else None for name in names)))
@@ -131,5 +131,5 @@ def carry_shardings(axes, mesh: Mesh):
 
 
 def is_axes(node) -> bool:
-    """Whether a node of a tree of axes is the axes of one array; a tuple of such tuples is not."""
+    """Return whether a node of a tree of axes is the axes of one array; a tuple of such tuples is not."""
     return isinstance(node, tuple) and all(name is None or isinstance(name, str) for name in node)

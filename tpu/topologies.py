@@ -1,4 +1,4 @@
-"""Slices that XLA:TPU compiles for: `v5e:4x4` is a shape in chips, `v5litepod-16` is a name of Google Cloud."""
+"""Slices that XLA:TPU compiles for, named by shape in chips (`v5e:4x4`) or as in Google Cloud (`v5litepod-16`)."""
 
 import difflib
 import math
@@ -9,7 +9,7 @@ from tpu.generations import GENERATIONS, Tpu
 
 
 class Topology(NamedTuple):
-    """One slice.   generation: a key of GENERATIONS.   shape: like '4x4'."""
+    """A slice.   generation: a key of GENERATIONS.   shape: in chips, like '4x4'."""
 
     generation: str
     shape: str
@@ -19,12 +19,12 @@ class Topology(NamedTuple):
 
     @property
     def device(self) -> Tpu:
-        """What each of its devices can do, of which a chip has one or two."""
+        """The facts about its devices; a chip is one or two devices."""
         return GENERATIONS[self.generation].device
 
     @property
     def unit(self) -> str:
-        """What a device is called."""
+        """The word for a device."""
         return "chip" if self.device.per_chip == 1 else "device"
 
     @property
@@ -50,7 +50,8 @@ class Topology(NamedTuple):
 
 
 def parse_topology(name: str) -> Topology:
-    """'v5e:4x4', 'v5litepod-16', 'v4-32' -> the slice; UserError with what exists."""
+    """Return the slice named 'v5e:4x4', 'v5litepod-16', 'v4-32' ...; UserError for other names, with those that
+    exist."""
     text, known = name.strip().lower(), _known()
     if text in known:
         return known[text]
@@ -60,19 +61,21 @@ def parse_topology(name: str) -> Topology:
         near = difflib.get_close_matches(text, known, n=1, cutoff=0.7)
         guess = f"did you mean {near[0]}? " if near else ""
         every = ", ".join(GENERATIONS)
-        raise UserError(f"no TPU topology {name!r}: {guess}write GENERATION:SHAPE like v5e:4x4, of {every}")
+        raise UserError(
+            f"no TPU topology {name!r}: {guess}write GENERATION:SHAPE like v5e:4x4; generations are {every}"
+        )
     offered = dict.fromkeys(topology for topology in known.values() if topology.generation == generation)
     listed = ", ".join(f"{topology} ({topology.cloud})" for topology in offered)
     raise UserError(f"no TPU topology {name!r}: {generation} has {listed}")
 
 
 def _known() -> dict[str, Topology]:
-    """Every name -> its slice."""
-    found = {}
+    """Return every name -> its slice."""
+    slices = {}
     for generation, facts in GENERATIONS.items():
         for chips, shape in facts.shapes.items():
             topology = Topology(generation, shape)
             clouds = (f"{prefix}-{chips * facts.count}" for prefix in (facts.prefix, generation))
             names = (str(topology), f"{generation}:{shape}", *clouds)
-            found |= dict.fromkeys(names, topology)
-    return found
+            slices |= dict.fromkeys(names, topology)
+    return slices

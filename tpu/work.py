@@ -1,4 +1,4 @@
-"""A train step that is planned."""
+"""The description of a train step to plan."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 class Work(NamedTuple):
     """A step to plan.
 
-    step: jitted.   arguments: of it, shapes with shardings.   parts: 'parameters', 'optimizer', 'batch', ... -> the
-    arguments' leaves that they name.   mesh, devices: its shape in words and its size.   rows: of a batch, a multiple
-    of rows_multiple.   length: tokens per row.   model_flops: of one step, without recomputation, over all devices.
-    checkpoint: bytes per device that writing a checkpoint takes beside the arguments, between two steps.
-    places: of each device, its slice and then its coordinates.   ahead: batches that wait for their step on devices.
-    evaluation: (the program, with `run`, `arguments` and `options`; bytes per device that lie beside it) where it may
-    need more memory than a step.   options: XLA's that the step was jitted with.
+    step: the jitted function.   arguments: shapes with shardings.   parts: 'parameters', 'optimizer', 'batch', ... ->
+    their leaves of the arguments.   mesh, devices: the mesh's shape in words and its size.   rows: of a batch, a
+    multiple of rows_multiple.   length: tokens per row.   model_flops: of one step, without recomputation, over all
+    devices.   checkpoint: bytes per device, besides the arguments, for writing a checkpoint between two steps.
+    places: (slice, *coordinates) of each device.   ahead: batches that wait for their step on devices.
+    evaluation: (the program, with `run`, `arguments` and `options`; bytes per device besides it) if it may need more
+    memory than a step.   options: XLA options that the step was jitted with.
     """
 
     step: Any

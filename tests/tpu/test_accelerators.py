@@ -63,7 +63,9 @@ def test_a_shape_that_is_not_offered_lists_those_that_are(name):
 
 
 def test_an_unknown_generation_lists_the_known_ones():
-    with pytest.raises(UserError, match="write GENERATION:SHAPE like v5e:4x4, of v2, v3, v4, v5e, v5p, v6e, v7x"):
+    with pytest.raises(
+        UserError, match="write GENERATION:SHAPE like v5e:4x4; generations are v2, v3, v4, v5e, v5p, v6e, v7x"
+    ):
         parse_topology("h100-8")
 
 

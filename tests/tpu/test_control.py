@@ -47,7 +47,7 @@ def test_a_run_that_was_never_launched_and_a_bucket_that_is_none(cloud, capsys, 
 
 def test_logs_are_those_of_a_host_over_all_its_starts(waiting, capsys):
     assert main(["logs", *NAME]) == 2
-    assert "printed nothing yet; there are none" in capsys.readouterr().err
+    assert "printed nothing yet; hosts with a log: none" in capsys.readouterr().err
     waiting.lives["n-w-0"] = [Life("step 1\nstep 2", 134), Life("step 3", 0)]
     waiting.lives["n-w-1"] = [Life("other 1", 134), Life("other 2", 0)]
     waiting.sleep(200)
@@ -55,7 +55,7 @@ def test_logs_are_those_of_a_host_over_all_its_starts(waiting, capsys):
         assert main(["logs", *NAME, *words]) == 0
         assert capsys.readouterr().out.replace(INSTALLING, "") == printed
     assert main(["logs", *NAME, "--host", "n-w-7"]) == 2
-    assert "--host n-w-7: printed nothing yet; there are n-w-0, n-w-1" in capsys.readouterr().err
+    assert "--host n-w-7: printed nothing yet; hosts with a log: n-w-0, n-w-1" in capsys.readouterr().err
 
 
 def test_stop_waits_until_the_run_has_ended(waiting, capsys):
@@ -70,7 +70,7 @@ def test_a_run_that_does_not_stop_is_an_error(waiting, capsys):
     waiting.wait = 1e9
     waiting.at = []
     assert main(["stop", *NAME]) == 2
-    cure = "see python -m tpu status, stop again, or python -m tpu delete"
+    cure = "see python -m tpu status, then stop again, or python -m tpu delete"
     assert f"--name n: has not ended in 900 s: {cure}" in capsys.readouterr().err
 
 
@@ -85,4 +85,4 @@ def test_a_slice_is_deleted_in_the_project_that_was_gclouds_at_launch(cloud, cap
 def test_delete_where_nothing_is_does_not_say_that_it_deleted(waiting, capsys):
     waiting.drop()
     assert main(["delete", *NAME]) == 0
-    assert capsys.readouterr().out == "[launch] nothing of that name is in z of p; nothing was deleted\n"
+    assert capsys.readouterr().out == "[launch] no slice of that name in z of p; nothing was deleted\n"

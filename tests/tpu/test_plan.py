@@ -71,7 +71,7 @@ ENTRY %main (a: f32[8]) -> f32[8] {
         ({"flops": Flops(16 * 4e12, {})}, "faster than the chip's peak"),
         ({"found": BUSY._replace(unknown=("convolution.3",))}, "no cost is known for convolution.3"),
         ({"flops": Flops(16e12, {}, ("splash",))}, "no cost is known for splash"),
-        ({"found": BUSY._replace(kernels={"splash": 1})}, "the program has kernels that its trace has not"),
+        ({"found": BUSY._replace(kernels={"splash": 1})}, "the program has kernels that its trace does not have"),
     ],
 )
 def test_what_is_implausible_is_no_estimate(changes, why):

@@ -52,7 +52,7 @@ STORIES = {
     "a run that hangs is not paid for for ever": Story(
         cloud={"lives": lives(life(1, end="lost"), life(2))},
         created=2,
-        said=("its hosts printed nothing for 9000 s: made again",),
+        said=("its hosts printed nothing for 9000 s: recreating",),
     ),
     "the others abort where one failed, which start again not for ever": Story(
         [*TWO, "--spot"],
