@@ -242,7 +242,7 @@ def ending_together() -> Iterator[None]:
             chatter.tell_of_loss()
             leave(PassingError.status)
         _say(f"error: {error}" if isinstance(error, UserError) else traceback.format_exc().rstrip())
-        unread = "nobody reads what it prints" if isinstance(error, SystemExit) else ""
+        unread = "its output is no longer read" if isinstance(error, SystemExit) else ""
         status = error.status if isinstance(error, UserError) else 1
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # if process 0, which holds the notices, is gone
             notify("ended", f"{status} {unread or str(error) or type(error).__name__}")

@@ -110,7 +110,7 @@ def compile_for_tpu(
 
 
 def program_hash(lowered: jax.stages.Lowered, options: Mapping[str, str | bool], topology: Topology) -> str:
-    """Of the StableHLO (shapes and shardings are in it), the slice, XLA's settings and the compiler's version."""
+    """Hash the StableHLO (with shapes and shardings), the slice, XLA's options and the compiler's version."""
     settings = str(sorted(options.items()))
     parts = (lowered.as_text(), str(topology), settings, version("libtpu"), version("jaxlib"))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

@@ -158,7 +158,9 @@ def remove(cloud: Gcloud) -> None:
                 refusals += 1
                 if refusals == REFUSALS:
                     there = ", ".join(f"{name} is {state}" for name, (state, _) in found.items())
-                    raise UserError(f"--name {cloud.where.name}: it still costs ({there}): {error}") from None
+                    raise UserError(
+                        f"--name {cloud.where.name}: it still exists and costs money ({there}): {error}"
+                    ) from None
         cloud.sleep(POLL)
 
 

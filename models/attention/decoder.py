@@ -34,17 +34,17 @@ INPUTS = {
 class DecoderConfig:
     """Sizes and rates of a causal decoder; the defaults are those of GPT-2 with 124M parameters."""
 
-    vocab_size: int = 50257  # without padding rows
-    positions: int = 1024  # the longest sequence
+    vocab_size: int = 50257  # number of tokens, without padding rows
+    positions: int = 1024  # length of the longest sequence, in tokens
     width: int = 768  # hidden size
-    depth: int = 12  # layers
-    heads: int = 12  # of attention, in each layer
+    depth: int = 12  # number of layers
+    heads: int = 12  # attention heads in each layer
     feed_forward: int = 3072  # width inside the feed-forward block
-    activation: str = "gelu_new"  # inside the feed-forward block
-    dropout: float = 0.1  # of embeddings and block outputs
-    attention_dropout: float = 0.1  # of attention probabilities
+    activation: str = "gelu_new"  # activation function of the feed-forward block
+    dropout: float = 0.1  # dropout rate of embeddings and block outputs
+    attention_dropout: float = 0.1  # dropout rate of attention probabilities
     norm_epsilon: float = 1e-5  # added to the variance in norms
-    init_std: float = 0.02  # of the random weights at the start
+    init_std: float = 0.02  # standard deviation of the initial weights
     labels: tuple[str, ...] = ()  # classes of a task head
 
     def __post_init__(self):

@@ -41,18 +41,18 @@ INPUTS = {
 class EncoderConfig:
     """Sizes and rates of an encoder; the defaults are those of BERT-base."""
 
-    vocab_size: int = 30522  # without padding rows
-    positions: int = 512  # the longest sequence
-    types: int = 2  # segment types (A, B)
+    vocab_size: int = 30522  # number of tokens, without padding rows
+    positions: int = 512  # length of the longest sequence, in tokens
+    types: int = 2  # number of segment types (A, B)
     width: int = 768  # hidden size
-    depth: int = 12  # layers
-    heads: int = 12  # of attention, in each layer
+    depth: int = 12  # number of layers
+    heads: int = 12  # attention heads in each layer
     feed_forward: int = 3072  # width inside the feed-forward block
-    activation: str = "gelu"  # inside the feed-forward block
-    dropout: float = 0.1  # of embeddings and block outputs
-    attention_dropout: float = 0.1  # of attention probabilities
+    activation: str = "gelu"  # activation function of the feed-forward block
+    dropout: float = 0.1  # dropout rate of embeddings and block outputs
+    attention_dropout: float = 0.1  # dropout rate of attention probabilities
     norm_epsilon: float = 1e-12  # added to the variance in norms
-    init_std: float = 0.02  # of the random weights at the start
+    init_std: float = 0.02  # standard deviation of the initial weights
     pattern: Pattern = Pattern()  # which keys a query sees
     labels: tuple[str, ...] = ()  # classes of a task head
 

@@ -103,7 +103,7 @@ def _check(places: list[Params], sharing: Collection[str], rows: Callable[[str],
             raise ValueError(f"{LAYERS}/{name} has parameters of {max(found)} layers, not of {rows(name)}")
     known = set().union(*places)
     if unknown := sorted({*sharing} - known):
-        raise ValueError(f"sharing {', '.join(unknown)}: the layers have {', '.join(sorted(known))}")
+        raise ValueError(f"sharing {', '.join(unknown)}: unknown; the layers have {', '.join(sorted(known))}")
 
 
 def _layer(module: nn.Module, shared, noise: Noise, program: Program) -> Callable:

@@ -40,13 +40,13 @@ SHARING = {
 class AlbertConfig(EncoderConfig):
     """The fields with other defaults than BERT's, and new ones."""
 
-    vocab_size: int = 30000  # without padding rows
+    vocab_size: int = 30000  # number of tokens, without padding rows
     embedding: int = 128  # width of the embeddings
     sharing: str = "all"  # which blocks the layers of a group share: all, attention, feed_forward or none
     groups: int = 1  # groups of consecutive layers that share parameters, all of equal size
-    activation: str = "gelu_new"  # inside the feed-forward block and the masked-token head
-    dropout: float = 0.0  # of embeddings and block outputs
-    attention_dropout: float = 0.0  # of attention probabilities
+    activation: str = "gelu_new"  # activation function of the feed-forward block and the masked-token head
+    dropout: float = 0.0  # dropout rate of embeddings and block outputs
+    attention_dropout: float = 0.0  # dropout rate of attention probabilities
     projects: ClassVar[bool] = True
 
     def __post_init__(self):

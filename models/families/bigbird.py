@@ -49,9 +49,9 @@ from models.core.program import Program
 class BigBirdConfig(EncoderConfig):
     """The fields with other defaults than BERT's."""
 
-    vocab_size: int = 50358  # without padding rows
-    positions: int = 4096  # the longest sequence
-    activation: str = "gelu_new"  # inside the feed-forward block and the masked-token head
+    vocab_size: int = 50358  # number of tokens, without padding rows
+    positions: int = 4096  # length of the longest sequence, in tokens
+    activation: str = "gelu_new"  # activation function of the feed-forward block and the masked-token head
     pattern: Pattern = Pattern("bigbird")  # which keys a query sees
 
 

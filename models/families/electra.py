@@ -47,8 +47,8 @@ class Tower:
     """Sizes of one of the two encoders."""
 
     width: int  # hidden size
-    depth: int  # layers
-    heads: int  # of attention, in each layer
+    depth: int  # number of layers
+    heads: int  # attention heads in each layer
     feed_forward: int  # width inside the feed-forward block
 
 
@@ -56,17 +56,17 @@ class Tower:
 class ElectraConfig:
     """Sizes and rates of both encoders, which share embeddings."""
 
-    vocab_size: int = 30522  # without padding rows
-    positions: int = 512  # the longest sequence
-    types: int = 2  # segment types (A, B)
+    vocab_size: int = 30522  # number of tokens, without padding rows
+    positions: int = 512  # length of the longest sequence, in tokens
+    types: int = 2  # number of segment types (A, B)
     embedding: int = 768  # width of the shared embeddings
     discriminator: Tower = Tower(768, 12, 12, 3072)
     generator: Tower = Tower(256, 12, 4, 1024)
-    activation: str = "gelu"  # inside the feed-forward block
-    dropout: float = 0.1  # of embeddings and block outputs
-    attention_dropout: float = 0.1  # of attention probabilities
+    activation: str = "gelu"  # activation function of the feed-forward block
+    dropout: float = 0.1  # dropout rate of embeddings and block outputs
+    attention_dropout: float = 0.1  # dropout rate of attention probabilities
     norm_epsilon: float = 1e-12  # added to the variance in norms
-    init_std: float = 0.02  # of the random weights at the start
+    init_std: float = 0.02  # standard deviation of the initial weights
     pattern: Pattern = Pattern()  # which keys a query sees
 
     def __post_init__(self):

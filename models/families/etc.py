@@ -44,16 +44,16 @@ from models.core.sharding import constrain
 class EtcConfig:
     """Sizes and rates of the model."""
 
-    vocab_size: int = 50265  # without padding rows
+    vocab_size: int = 50265  # number of tokens, without padding rows
     width: int = 768  # hidden size
-    depth: int = 12  # layers
-    heads: int = 12  # of attention, in each layer
+    depth: int = 12  # number of layers
+    heads: int = 12  # attention heads in each layer
     feed_forward: int = 3072  # width inside the feed-forward block
-    activation: str = "gelu"  # inside the feed-forward block
-    dropout: float = 0.1  # of embeddings and block outputs
-    attention_dropout: float = 0.1  # of attention probabilities
+    activation: str = "gelu"  # activation function of the feed-forward block
+    dropout: float = 0.1  # dropout rate of embeddings and block outputs
+    attention_dropout: float = 0.1  # dropout rate of attention probabilities
     norm_epsilon: float = 1e-12  # added to the variance in norms
-    init_std: float = 0.02  # of the random weights at the start
+    init_std: float = 0.02  # standard deviation of the initial weights
     block: int = 84  # tokens of a block
     window: int = 3  # blocks that a long token sees, its own in the middle; odd
     distance: int = 12  # distances beyond this one are clipped to it
@@ -63,7 +63,7 @@ class EtcConfig:
         check_ranges(self, {"block": COUNT, "window": COUNT, "distance": COUNT}, "model.")
         if self.window % 2 == 0:
             raise ValueError(
-                f"model.window={self.window}: must be odd, the blocks around a token's own and that one; take "
+                f"model.window={self.window}: must be odd, with a token's own block in the middle; use "
                 f"{self.window - 1} or {self.window + 1}"
             )
 

@@ -36,9 +36,9 @@ from models.core.parameters import LAYERS, Parameter
 class LongformerConfig(EncoderConfig):
     """The fields with other defaults than BERT's."""
 
-    vocab_size: int = 50265  # without padding rows
-    positions: int = 4096  # the longest sequence
-    types: int = 1  # segment types; with one, only separators tell A from B
+    vocab_size: int = 50265  # number of tokens, without padding rows
+    positions: int = 4096  # length of the longest sequence, in tokens
+    types: int = 1  # number of segment types; with one, only separators tell A from B
     norm_epsilon: float = 1e-5  # added to the variance in norms
     pattern: Pattern = Pattern("longformer", block=128)  # which keys a query sees
     padding_positions: ClassVar[int] = PADDING + 1

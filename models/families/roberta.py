@@ -31,8 +31,8 @@ from models.core.family import dense_there
 class RobertaConfig(EncoderConfig):
     """The fields with other defaults than BERT's."""
 
-    vocab_size: int = 50265  # without padding rows
-    types: int = 1  # segment types; with one, only separators tell A from B
+    vocab_size: int = 50265  # number of tokens, without padding rows
+    types: int = 1  # number of segment types; with one, only separators tell A from B
     norm_epsilon: float = 1e-5  # added to the variance in norms
     padding_positions: ClassVar[int] = PADDING + 1
 

@@ -25,20 +25,22 @@ from models.core.sharding import constrain
 class T5Config:
     """Sizes and rates; the defaults are those of T5-base."""
 
-    vocab_size: int = 32128  # without padding rows
+    vocab_size: int = 32128  # number of tokens, without padding rows
     width: int = 768  # hidden size
-    depth: int = 12  # layers of the encoder
-    decoder_depth: int = 12  # layers of the decoder
-    heads: int = 12  # of attention, in each layer
+    depth: int = 12  # number of layers of the encoder
+    decoder_depth: int = 12  # number of layers of the decoder
+    heads: int = 12  # attention heads in each layer
     head_dim: int = 64  # width of each head
     feed_forward: int = 3072  # width inside the feed-forward block
-    activation: str = "relu"  # inside the feed-forward block
+    activation: str = "relu"  # activation function of the feed-forward block
     gated: bool = False  # whether the feed-forward block has a gate: activation(x U) * (x V)
     tied: bool = True  # whether the output weights are the token embeddings
     buckets: int = 32  # of distances; each has a bias in each head
     furthest: int = 128  # from this distance on, all distances share a bucket
-    dropout: float = 0.1  # of embeddings, block outputs, inside the feed-forward block, and of the stacks' outputs
-    attention_dropout: float = 0.1  # of attention probabilities
+    dropout: float = (
+        0.1  # dropout rate of embeddings, block outputs, inside the feed-forward block, and of the stacks' outputs
+    )
+    attention_dropout: float = 0.1  # dropout rate of attention probabilities
     norm_epsilon: float = 1e-6  # added to the mean square in norms
 
     scale: ClassVar[float] = 1.0

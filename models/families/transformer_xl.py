@@ -45,16 +45,18 @@ PROJECTION_STD = 0.01  # of the clusters' initial projections, as in the origina
 class TransformerXLConfig:
     """Sizes and rates of the model."""
 
-    vocab_size: int = 267735  # without padding rows; with cutoffs, tokens are numbered by falling frequency
+    vocab_size: int = (
+        267735  # number of tokens, without padding rows; with cutoffs, tokens are numbered by falling frequency
+    )
     width: int = 410  # hidden size
-    depth: int = 16  # layers
-    heads: int = 10  # of attention, in each layer
+    depth: int = 16  # number of layers
+    heads: int = 10  # attention heads in each layer
     feed_forward: int = 2100  # width inside the feed-forward block
-    activation: str = "relu"  # inside the feed-forward block
-    dropout: float = 0.1  # of embeddings, distances, block outputs, inside the feed-forward block
-    attention_dropout: float = 0.0  # of attention probabilities
+    activation: str = "relu"  # activation function of the feed-forward block
+    dropout: float = 0.1  # dropout rate of embeddings, distances, block outputs, inside the feed-forward block
+    attention_dropout: float = 0.0  # dropout rate of attention probabilities
     norm_epsilon: float = 1e-5  # added to the variance in norms
-    init_std: float = 0.02  # of the random weights at the start
+    init_std: float = 0.02  # standard deviation of the initial weights
     memory: int = 150  # how many earlier tokens are remembered in training
     cutoffs: tuple[int, ...] = (20000, 40000, 200000)
     """First token of each cluster after the first one, ascending; cutoffs beyond the vocabulary have no effect."""

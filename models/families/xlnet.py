@@ -39,16 +39,16 @@ from models.core.sharding import constrain
 class XLNetConfig:
     """Sizes and rates of the model."""
 
-    vocab_size: int = 32000  # without padding rows
+    vocab_size: int = 32000  # number of tokens, without padding rows
     width: int = 768  # hidden size
-    depth: int = 12  # layers
-    heads: int = 12  # of attention, in each layer
+    depth: int = 12  # number of layers
+    heads: int = 12  # attention heads in each layer
     feed_forward: int = 3072  # width inside the feed-forward block
-    activation: str = "gelu"  # inside the feed-forward block
-    dropout: float = 0.1  # of embeddings, distances, block outputs, inside the feed-forward block
-    attention_dropout: float = 0.1  # of attention probabilities
+    activation: str = "gelu"  # activation function of the feed-forward block
+    dropout: float = 0.1  # dropout rate of embeddings, distances, block outputs, inside the feed-forward block
+    attention_dropout: float = 0.1  # dropout rate of attention probabilities
     norm_epsilon: float = 1e-12  # added to the variance in norms
-    init_std: float = 0.02  # of the random weights at the start
+    init_std: float = 0.02  # standard deviation of the initial weights
     memory: int = 384  # how many earlier tokens are remembered in training
     labels: tuple[str, ...] = ()  # classes of a task head
 

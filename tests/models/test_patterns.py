@@ -94,19 +94,19 @@ def test_tables_and_pairs_at_65_536_tokens_are_made_in_seconds_are_small_and_gro
 
 LONGFORMER, STRIDED, FIXED = (Pattern(name) for name in ("longformer", "strided", "fixed"))
 REFUSED = [  # pattern, changes, tokens of a row, said
-    (BIGBIRD, {"random": 12}, 64, "random=12: a row has 16 blocks of 4, of which some see 11 that are neither global"),
-    (BIGBIRD, {"random": 12}, 64, "lower it, or take rows of at least 68 tokens"),
+    (BIGBIRD, {"random": 12}, 64, "random=12: a row has 16 blocks of 4; for some queries only 11 of them are neither"),
+    (BIGBIRD, {"random": 12}, 64, "lower it, or use rows of at least 68 tokens"),
     (BIGBIRD, {}, 28, "take rows of at least 32 tokens"),
     (BIGBIRD, {"global_blocks": 16, "random": 0}, 64, "global_blocks=16: a row has 16 blocks of 4, which would all be"),
     (BIGBIRD, {"window": 4}, 64, "window=4: must be odd"),
     (LONGFORMER, {"windows": (32, 33)}, 64, "windows=[32, 33]: must be even"),
-    (LONGFORMER, {"windows": (32, 33)}, 64, "take 34 in place of 33"),
-    (LONGFORMER, {"windows": (8, 8, 8)}, 64, "windows=[8, 8, 8]: must be one for all layers or one for each, here 2"),
+    (LONGFORMER, {"windows": (32, 33)}, 64, "use 34 instead of 33"),
+    (LONGFORMER, {"windows": (8, 8, 8)}, 64, "windows=[8, 8, 8]: must be one for all layers, or one for each of the 2"),
     (
         LONGFORMER,
         {"dilations": (1, 2, 3)},
         64,
-        "dilations=[1, 2, 3]: must be one for all heads or one for each, here 2",
+        "dilations=[1, 2, 3]: must be one for all heads, or one for each of the 2",
     ),
     *((name, {"stride": 8}, 512, "stride=8: a row has 8 blocks of 64") for name in (STRIDED, FIXED)),
     (STRIDED, {"stride": 8}, 512, "more than 512 tokens"),

@@ -141,8 +141,8 @@ def test_what_does_not_fit_is_an_error_with_the_reason(n, keys, distances, heads
 @pytest.mark.parametrize(
     ("causal", "ranked", "said"),
     [
-        (True, True, ["the mask has causal=True, which it does not read: say it by ranks and thresholds alone"]),
-        (True, False, ["the mask has causal=True, which it does not read: say it by ranks and thresholds alone"]),
+        (True, True, ["the mask has causal=True, which it does not read: express it by ranks and thresholds only"]),
+        (True, False, ["the mask has causal=True, which it does not read: express it by ranks and thresholds only"]),
         (False, False, ["the mask has no ranks, which it needs: give it ranks and thresholds"]),
         (False, True, []),
     ],

@@ -143,10 +143,10 @@ def test_layers_are_stored_stacked_with_a_row_for_each_group_and_start_different
     ("changes", "said"),
     [
         ({"pattern": UNLIKE["pattern"]}, "depth=4: is not a multiple of the pattern's 3 layers"),
-        (UNLIKE | {"sharing": ("bye",)}, "sharing bye: the layers have by, first, second"),
+        (UNLIKE | {"sharing": ("bye",)}, "sharing bye: unknown; the layers have by, first, second"),
         (
             {"sharing": ("first", "frist"), "groups": 4},
-            "sharing frist: the layers have first, second",
+            "sharing frist: unknown; the layers have first, second",
         ),  # with all turns
         ({"sharing": ("first",), "groups": 3}, "groups=3: must divide the pattern's 4 turns"),
         ({"sharing": ("first",), "groups": 0}, "groups=0: must divide the pattern's 4 turns"),

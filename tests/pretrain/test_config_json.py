@@ -53,7 +53,7 @@ def _said(tmp_path, family, **changes):
         ("gpt2", {"embd_pdrop": 0.3, "resid_pdrop": 0.0}, "resid_pdrop=0.0 and 0.3 for .* model.dropout"),
         ("longformer", {"attention_window": None}, "windows.0=None: must be a whole number"),
         ("longformer", {"attention_window": 7}, r"model.pattern.windows=\[7\]: must be even"),
-        ("longformer", {"attention_window": [2, 2, 2]}, "one for all layers or one for each, here 2; there are 3"),
+        ("longformer", {"attention_window": [2, 2, 2]}, "one for all layers, or one for each of the 2; there are 3"),
         ("roberta", {"pad_token_id": 0}, "config.json has pad_token_id=0, needed is 1"),
         ("bert", {"hidden_dropout_prob": None}, "dropout=None: must be a number"),
         ("transformer-xl", {"cutoffs": None}, "cutoffs=None"),

@@ -159,9 +159,10 @@ def test_deleting_that_is_refused_for_a_while(cloud, end, refusals, status):
     cloud.faults += [(" delete ", google.BUSY)] * refusals
     ended, said, _ = end(*SPOT)
     assert ended == status and gone(cloud) == (status == 0)
-    assert ("it still costs (the request is PROVISIONING, n is CREATING): gcloud: FAILED_PRECONDITION" in said) == (
-        status == 2
-    )
+    assert (
+        "it still exists and costs money (the request is PROVISIONING, n is CREATING): gcloud: FAILED_PRECONDITION"
+        in said
+    ) == (status == 2)
 
 
 def test_an_upload_that_is_interrupted_is_made_again_by_the_same_command(cloud, end, monkeypatch):

@@ -407,7 +407,7 @@ def _obstacles(attention: Attention) -> list[str]:
     length, memory, width, heads = attention.length, attention.memory, attention.width, attention.heads
     (cut, shared), obstacles = cuts(attention), of_length(attention)
     if attention.causal:
-        obstacles.append("the mask has causal=True, which it does not read: say it by ranks and thresholds alone")
+        obstacles.append("the mask has causal=True, which it does not read: express it by ranks and thresholds only")
     elif not attention.ranked:
         obstacles.append("the mask has no ranks, which it needs: give it ranks and thresholds")
     if memory % LANES:

@@ -9,22 +9,22 @@ def check(pattern, depth: int, heads: int, number: int) -> None:
     """Raise ValueError if rows of `number` blocks cannot have the pattern."""
     if pattern.window % 2 == 0:
         raise ValueError(
-            f"model.pattern.window={pattern.window}: must be odd, the blocks around a query's own and that one; take "
+            f"model.pattern.window={pattern.window}: must be odd, with a query's own block in the middle; use "
             f"{pattern.window - 1} or {pattern.window + 1}"
         )
     needed = (pattern.global_blocks + pattern.window + pattern.random) * pattern.block
     row = f"a row has {number} blocks of {pattern.block}"
     if pattern.global_blocks >= number:
         raise ValueError(
-            f"model.pattern.global_blocks={pattern.global_blocks}: {row}, which would all be global; lower it, or take "
+            f"model.pattern.global_blocks={pattern.global_blocks}: {row}, which would all be global; lower it, or use "
             f"rows of at least {needed} tokens"
         )
     begins, ends = _window(pattern, number)
     least = number - pattern.global_blocks - int((ends - begins).max())
     if pattern.random > least:
         raise ValueError(
-            f"model.pattern.random={pattern.random}: {row}, of which some see {least} that are neither global nor in "
-            f"their window; lower it, or take rows of at least {needed} tokens"
+            f"model.pattern.random={pattern.random}: {row}; for some queries only {least} of them are neither "
+            f"global nor in the window; lower it, or use rows of at least {needed} tokens"
         )
 
 

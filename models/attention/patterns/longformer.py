@@ -12,8 +12,8 @@ def check(pattern, depth: int, heads: int, number: int) -> None:
     """Raise ValueError if these layers, heads and rows of `number` blocks cannot have the pattern."""
     if odd := [window for window in pattern.windows if window % 2]:
         raise ValueError(
-            f"model.pattern.windows={list(pattern.windows)}: must be even, half on each side of a query; take "
-            f"{odd[0] + 1} in place of {odd[0]}"
+            f"model.pattern.windows={list(pattern.windows)}: must be even, half on each side of a query; use "
+            f"{odd[0] + 1} instead of {odd[0]}"
         )
     if (widest := max(pattern.dilations)) >= (row := number * pattern.block):
         raise ValueError(
@@ -24,7 +24,7 @@ def check(pattern, depth: int, heads: int, number: int) -> None:
         count = depth if parts == "layers" else heads
         if len(values) not in (1, count):
             raise ValueError(
-                f"model.pattern.{name}={list(values)}: must be one for all {parts} or one for each, here {count}; "
+                f"model.pattern.{name}={list(values)}: must be one for all {parts}, or one for each of the {count}; "
                 f"there are {len(values)}"
             )
 

@@ -28,7 +28,7 @@ class Pattern:
 
     name: str = DENSE  # dense, bigbird, longformer, strided or fixed
     block: int = 64  # tokens of a block
-    window: int = 3  # bigbird: blocks in the window around a query's own block, which counts; odd
+    window: int = 3  # bigbird: blocks in a query's window, its own block in the middle; odd
     random: int = 3  # bigbird: random blocks, drawn for each layer, head and block of queries
     global_blocks: int = 2  # bigbird: blocks that see all and that all see, split between both ends of the row
     seed: int = 0  # bigbird: random seed of the drawn blocks
@@ -36,8 +36,9 @@ class Pattern:
     windows: tuple[int, ...] = (512,)
     # longformer: distance between those tokens; one for each head or one for all; skipped tokens are computed, too
     dilations: tuple[int, ...] = (1,)
-    # strided: blocks on each side of a query's own, and distance in blocks between those beyond
-    stride: int = 8  # fixed: blocks of each part that the row is cut into; a query sees its own part
+    # strided: blocks on each side of a query's own, and distance in blocks between those beyond; fixed: blocks of each
+    # part that the row is cut into, of which a query sees its own
+    stride: int = 8
     summary: int = 1  # fixed: blocks at the end of each part, which all queries see
 
     def __post_init__(self):

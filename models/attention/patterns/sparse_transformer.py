@@ -14,7 +14,7 @@ def check_strided(pattern, depth: int, heads: int, number: int) -> None:
     """Raise ValueError if in rows of `number` blocks every query would see every key."""
     if number <= pattern.stride:
         raise ValueError(
-            f"model.pattern.stride={pattern.stride}: a row has {number} blocks of {pattern.block}; lower it, or take "
+            f"model.pattern.stride={pattern.stride}: a row has {number} blocks of {pattern.block}; lower it, or use "
             f"rows of more than {pattern.stride * pattern.block} tokens"
         )
 
