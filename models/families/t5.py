@@ -37,9 +37,7 @@ class T5Config:
     tied: bool = True  # whether the output weights are the token embeddings
     buckets: int = 32  # of distances; each has a bias in each head
     furthest: int = 128  # from this distance on, all distances share a bucket
-    dropout: float = (
-        0.1  # dropout rate of embeddings, block outputs, inside the feed-forward block, and of the stacks' outputs
-    )
+    dropout: float = 0.1  # dropout rate of embeddings, block and stack outputs, inside the feed-forward block
     attention_dropout: float = 0.1  # dropout rate of attention probabilities
     norm_epsilon: float = 1e-6  # added to the mean square in norms
 

@@ -45,9 +45,7 @@ PROJECTION_STD = 0.01  # of the clusters' initial projections, as in the origina
 class TransformerXLConfig:
     """Sizes and rates of the model."""
 
-    vocab_size: int = (
-        267735  # number of tokens, without padding rows; with cutoffs, tokens are numbered by falling frequency
-    )
+    vocab_size: int = 267735  # tokens, without padding rows; with cutoffs, numbered by falling frequency
     width: int = 410  # hidden size
     depth: int = 16  # number of layers
     heads: int = 10  # attention heads in each layer
