@@ -177,7 +177,7 @@ def trips(module: Module, computation: dict[str, Instruction], loop: Instruction
     root = next(i for i in condition.values() if i.root)
     counters = [condition[o] for o in root.operands if condition[o].opcode == "get-tuple-element"]
     index = [int(re.search(r"index=(\d+)", counter.rest)[1]) for counter in counters]
-    if not bound and len(index) == 2:  # both are carried
+    if not bound and len(index) == 2:  # the loop carries counter and bound
         bound = [_first(computation, loop, index[1])]
     if len(bound) != 1 or not index or "direction=" in root.rest and "direction=LT" not in root.rest:
         raise ValueError(f"cannot tell how often the loop {loop.name} runs")

@@ -216,7 +216,7 @@ def check_free(cloud: Gcloud, settings: str, theirs: str, ended: bool) -> None:
         wrong = f"another command's run is going on there, with {kept}: python -m tpu stop or delete it first, or"
     elif before[0] != now[0] and before[4] == now[4]:
         wrong = f"its work directory {now[4]} has a run of {before[0]}: give another --workdir, or"
-    elif there != cloud.where and Gcloud(there, cloud.folder).look():  # it would take up this run by itself
+    elif there != cloud.where and Gcloud(there, cloud.folder).look():  # its hosts would start this run by themselves
         wrong = f"another slice of that name is in {there.zone}: python -m tpu delete it first, or"
     if wrong:
         raise UserError(f"--name {there.name}: {wrong} use another --name")

@@ -76,7 +76,7 @@ def _start(options: Local, command: Sequence[str], address: str, index: int) -> 
         "JAX_PROCESS_ID": str(index),
         "PYTHONUNBUFFERED": "1",
     }
-    # A session of its own, so that the terminal's Ctrl-C reaches it once, through this program.
+    # In its own session, so that the terminal's Ctrl-C reaches it once, through this program.
     try:
         return subprocess.Popen(
             command,

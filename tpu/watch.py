@@ -65,7 +65,7 @@ def read_reports(cloud: Gcloud, names: Iterable[str]) -> dict[str, tuple[int, st
     ended = sorted(name for name in names if name.startswith("ended/"))
     read = lambda names: REPORT.findall(cloud.read(names).decode(errors="replace"))
     reports = read(ended) if ended else []
-    if len(reports) < len(ended):  # which is cut off?
+    if len(reports) < len(ended):  # find the report that is cut off
         reports = [(read([name]) or [CUT])[0] for name in ended]
     return {name.removeprefix("ended/"): (int(number), why) for name, (number, why) in zip(ended, reports, strict=True)}
 

@@ -74,8 +74,8 @@ def seen(segments: Array, new: Array, filled: Array, bias: Array | None = None) 
     """
     new_places = filled + jnp.arange(new.shape[1])
     ranks, thresholds = jnp.arange(segments.shape[1]), new_places + 1
-    alike = lambda numbers, like: jnp.broadcast_to(numbers, like.shape)
-    return Mask(segments, alike(ranks, segments), alike(thresholds, new), queries=new, bias=bias)
+    spread = lambda numbers, like: jnp.broadcast_to(numbers, like.shape)
+    return Mask(segments, spread(ranks, segments), spread(thresholds, new), queries=new, bias=bias)
 
 
 def mix(

@@ -11,7 +11,7 @@ from models.blocks.tables import GPT_FIELDS, GPT_INNER, GPT_SETTINGS, gpt_layer_
 from models.core.family import Converter, Family, HuggingFace
 from models.core.parameters import Parameter, Slot
 
-ACTIVATIONS = {"gelu_new": "gelu", "relu": "relu"}  # -> their names in config.json
+ACTIVATIONS = {"gelu_new": "gelu", "relu": "relu"}  # our names -> names in config.json
 
 
 @dataclasses.dataclass(frozen=True)

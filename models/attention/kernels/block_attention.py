@@ -22,7 +22,7 @@ from models.core import noise as counted
 from models.core.program import kept
 
 HIDDEN = float(jnp.finfo(jnp.float32).min)
-_NOBODYS = -3  # the segment of queries that see nothing of a block; no key has it
+_SEES_NOTHING = -3  # the segment of queries that see nothing of a block; no key has it
 _TILES = (512, 256, 128, 64, 32, 16)  # how many keys a block of queries that sees all keys reads at a time
 
 
@@ -363,11 +363,11 @@ def _pieces(unit: _Unit, entries, table: _Table) -> list[_Piece]:
         heads = setting.heads if index >= table.shared and table.by_head else 1
         places = [table.at(entries, unit.number, unit.group * heads + head, index) for head in range(heads)]
         placed = _by_head([jnp.full((1, queries.shape[1]), place) for place in places], setting.block)
-        segments = jnp.where(placed >= 0, queries, _NOBODYS)
+        segments = jnp.where(placed >= 0, queries, _SEES_NOTHING)
         starts = tuple(jnp.maximum(place, 0) * setting.block for place in places)
         pieces.append(_Piece(starts, setting.block, segments, placed * setting.block, index if index < near else None))
     sees_all = functools.reduce(jnp.logical_or, [unit.number == row for row in setting.rows], False)
-    return pieces + _of_chosen(unit, jnp.where(sees_all, _NOBODYS, queries))
+    return pieces + _of_chosen(unit, jnp.where(sees_all, _SEES_NOTHING, queries))
 
 
 def _of_chosen(unit: _Unit, segments: Array | None = None) -> list[_Piece]:

@@ -318,14 +318,14 @@ def _forward_kernel(inputs: Operands, out, spread, *, setting: Setting):
             mixed = []
 
 
-def _backward_kernel(inputs: Operands, out, g, spread, d_products, d_biases, *beside, setting: Setting):
+def _backward_kernel(inputs: Operands, out, g, spread, d_products, d_biases, *extra, setting: Setting):
     head_dim, (q, k, v) = setting.head_dim, _projected(inputs, setting)
     g, out = (_real(x[...], setting.n) for x in (g, out))
     qt, kt, gt = q.T, k.T, g.T
     weighted = (g.astype(jnp.float32) * out.astype(jnp.float32)).T  # [lanes, queries]
     heads = range(LANES // head_dim)
     of_queries, of_keys, of_values = ([None for _ in heads] for _ in range(3))  # gradients, [head_dim, length] each
-    d_band = beside[-1]
+    d_band = extra[-1]
     if d_band is not None:
 
         @pl.when(_turn(inputs)[0] == 0)
