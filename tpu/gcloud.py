@@ -84,8 +84,7 @@ class Slice(NamedTuple):
         return ["gcloud", "compute", "tpus", kind, *verb.split(), *place, *flags, "--quiet"]
 
     def listing(self, kind: str, folder: str, names: Sequence[str]) -> list[str]:
-        """Return the command that lists exactly these names, not also run-2 for run. Parentheses would be gcloud's own
-        syntax."""
+        """Return the command that lists exactly these names, not run-2 for run; gcloud reserves parentheses."""
         named = " OR ".join(f"name~/{folder}/{name}$" for name in names)
         return self.tpus(kind, "list", f"--filter={named}", "--format=json(name,state,acceleratorType,metadata)")
 

@@ -207,8 +207,7 @@ def begin(cloud: Gcloud, settings: str) -> dict[str, int]:
 
 
 def check_free(cloud: Gcloud, settings: str, theirs: str, ended: bool) -> None:
-    """Raise UserError if another run, with the settings `theirs`, is in the way of this one.   ended: whether it has
-    ended."""
+    """Raise UserError if another run, with the settings `theirs`, is in the way.   ended: whether it has ended."""
     before, now = (shlex.split(RUN.search(text)[1]) for text in (theirs, settings))
     there, wrong = cloud.where.as_in(theirs), ""
     if not ended:

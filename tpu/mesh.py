@@ -237,8 +237,7 @@ def _in_order(shape: MeshShape, devices: list[jax.Device]) -> Mesh:
 
 
 def host_mesh() -> Mesh:
-    """Make a mesh of this host's CPU, so that no chip has to hold all parameters; of one chip if JAX_PLATFORMS excludes
-    CPUs."""
+    """Make a mesh of this host's CPU, so that no chip holds all parameters; of one chip if JAX_PLATFORMS has no CPU."""
     try:
         host = jax.local_devices(backend="cpu")
     except RuntimeError:

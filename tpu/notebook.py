@@ -113,8 +113,7 @@ def read(metrics: Path) -> list[dict]:
 
 
 def picture(entries: Sequence[dict]) -> bytes:
-    """Draw losses and accuracies over steps as a PNG: training as lines, held-out set as dots, the speed in the
-    title."""
+    """Draw losses and accuracies over steps as a PNG: training as lines, held-out set as dots, speed in the title."""
     figure = Figure(figsize=(10, 3.2), layout="constrained")
     for panel, ending in zip(figure.subplots(1, 2), ("_loss", "_accuracy"), strict=True):
         names = dict.fromkeys(name for entry in entries for name in entry if name.endswith(ending))

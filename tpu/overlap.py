@@ -64,8 +64,7 @@ def timeline(module: Module, clocks: Clocks, name: str = "") -> Timeline:
 
 
 def _key(instruction: Instruction, collective: Collective) -> str:
-    """Return the key by which a collective's end is found: the channel if fusions carry it, else the instruction that
-    starts it."""
+    """Return the key that a collective's end names: the channel if fusions carry it, else the starting instruction."""
     return collective.channel if collective.channel and instruction.opcode == "fusion" else instruction.name
 
 

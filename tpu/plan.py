@@ -151,8 +151,7 @@ def largest_batch(total: Callable[[int], float], fixed: float, rows: int, multip
 
 
 def _where_full(points: list[tuple[int, float]], multiple: int, capacity: float) -> int:
-    """Return the largest multiple at which the line through two points is within the capacity; 0 without such a
-    line."""
+    """Return the largest multiple at which the line through two points fits the capacity; 0 without such a line."""
     (n1, size1), (n2, size2) = points
     if n1 == n2 or not math.isfinite(size1 + size2) or (slope := (size2 - size1) / (n2 - n1)) <= 0:
         return 0

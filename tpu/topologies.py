@@ -50,8 +50,7 @@ class Topology(NamedTuple):
 
 
 def parse_topology(name: str) -> Topology:
-    """Return the slice named 'v5e:4x4', 'v5litepod-16', 'v4-32' ...; UserError for other names, with those that
-    exist."""
+    """Return the slice named 'v5e:4x4', 'v5litepod-16', 'v4-32' ...; UserError for unknown names lists known ones."""
     text, known = name.strip().lower(), _known()
     if text in known:
         return known[text]

@@ -116,8 +116,7 @@ class EncoderDecoder(nn.Module):
     start: int = 0
 
     def embed(self, tokens: Array) -> Array:
-        """Embed tokens i32[rows, n], or distributions of tokens as in `token_rows` -> f32[rows, n, width], before
-        dropout."""
+        """Embed tokens i32[rows, n], or distributions as in `token_rows` -> f32[rows, n, width], before dropout."""
         raise NotImplementedError
 
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:

@@ -25,8 +25,7 @@ from models.core.sharding import constrain
 
 
 def sinusoids(first: int, last: int, width: int) -> np.ndarray:
-    """Return the encodings of the distances first, first - 1, ..., last: f32[first - last + 1, width], sines, then
-    cosines."""
+    """Return encodings, sines then cosines, of the distances first, ..., last: f32[first - last + 1, width]."""
     frequencies = 10000.0 ** (-np.arange(0, width, 2) / width)
     angles = np.arange(first, last - 1, -1)[:, None] * frequencies
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1).astype(np.float32)

@@ -202,8 +202,7 @@ def near(keys: Keys, blocks: Blocks, part: Part) -> Keys:
 
 
 def _reached(blocks: Blocks) -> Array | None:
-    """Return which keys at the offsets a block's queries see, the same for all blocks: bool[heads or 1, 1, block,
-    keys]."""
+    """Return which keys at the offsets any block's queries see: bool[heads or 1, 1, block, keys]."""
     if blocks.reach is None:
         return None
     queries = np.arange(blocks.block)

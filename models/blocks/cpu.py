@@ -69,8 +69,7 @@ def scores(hidden: Array, table: Array) -> Array:
 
 
 def column_sums(g: Array) -> Array:
-    """Sum g [rows, n] over rows by a product: XLA's sum runs at a thirtieth of the memory's speed, 85 against 3 ms at
-    [640, 30592]."""
+    """Sum g [rows, n] over rows by a product: 3 ms at [640, 30592]; XLA's sum takes 85, a 30th of memory's speed."""
     return jnp.ones(g.shape[0], g.dtype) @ g
 
 

@@ -71,8 +71,7 @@ class TokenHead(nn.Module):
         self.bias = parameter(self, "bias", nn.initializers.zeros, (padded_vocab(self.vocab_size),))
 
     def __call__(self, hidden: Array, table: Array) -> Array:
-        """Return logits f32[rows * n, padded vocab] for hidden [rows, n, layers' width] and table f32[padded vocab,
-        width]."""
+        """Return logits f32[rows * n, padded] for hidden [rows, n, layers' width] and table f32[padded, width]."""
         hidden = constrain(hidden.reshape(-1, hidden.shape[-1]), "batch", None)
         y = self.norm(ACTIVATIONS[self.activation](self.dense(hidden)))
         return tied_logits(y, table, self.bias, self.vocab_size)

@@ -19,8 +19,7 @@ Axes = tuple[str | None, ...]
 
 
 class Rules(NamedTuple):
-    """mesh: the device mesh.   spec: (axes of an activation, its shape) -> how it is sharded; ValueError if it cannot
-    be."""
+    """mesh: the device mesh.   spec: (axes of an activation, its shape) -> how it is sharded, or ValueError."""
 
     mesh: Mesh
     spec: Callable[[Axes, tuple[int, ...]], PartitionSpec]

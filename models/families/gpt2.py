@@ -25,8 +25,7 @@ ASSUMED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
 
 @dataclasses.dataclass(frozen=True)
 class GPT2Config(DecoderConfig):
-    """`DecoderConfig`, but the initial weights of layers that add to the residual stream are smaller in deeper
-    models."""
+    """`DecoderConfig`, with smaller initial weights into the residual stream in deeper models."""
 
     @property
     def output_std(self) -> float:

@@ -113,8 +113,7 @@ class Cluster(nn.Module):
         return tied_logits(self._narrowed(hidden), self.tokens, self.bias, self.rows)
 
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
-        """Return the factors of the logits: hidden [n, narrow], table f32[padded rows, narrow], bias f32[padded
-        rows]."""
+        """Return the factors of the logits: hidden [n, narrow], table f32[padded, narrow], bias f32[padded]."""
         bias = jnp.where(jnp.arange(len(self.bias)) < self.rows, self.bias, -jnp.inf)
         return self._narrowed(hidden), self.tokens, bias
 

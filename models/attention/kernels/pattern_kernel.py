@@ -36,8 +36,7 @@ _MEMORY = {"TPU v5 lite": 128, "TPU v5": 64, "TPU v6": 128, "TPU7x": 64, "": 16}
 def by_kernel(
     q: Array, k: Array, v: Array, mask: Mask, *, heads: int, dropout_rate: float, noise: Noise, interpret: bool = False
 ) -> Array:
-    """Compute `plain.attention` of a pattern by the kernel: q, k, v [batch, length, width], heads side by side -> like
-    q."""
+    """Compute `plain.attention` of a pattern: q, k, v [batch, length, width], heads side by side -> like q."""
     blocks, rate = mask.blocks, 0.0 if noise is None else dropout_rate
     length, head_dim = q.shape[1], q.shape[2] // heads
     setting = Setting(head_dim, blocks.block, blocks.rows, rate, mask.causal, interpret)
@@ -148,8 +147,7 @@ def _drawn(blocks: Blocks, number: int) -> Array | None:
 
 
 def _near(blocks: Blocks, setting: Setting) -> Array | None:
-    """Return f32[groups or 1, keys of the window, lanes]: 0 where reach and dilation let a query see a key, else
-    HIDDEN."""
+    """Return f32[groups or 1, window's keys, lanes]: 0 where reach and dilation let a query see a key, else HIDDEN."""
     if blocks.reach is None:
         return None
     keys = (np.array(blocks.offsets)[:, None] * blocks.block + np.arange(blocks.block)).reshape(-1)

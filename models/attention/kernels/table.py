@@ -36,8 +36,7 @@ def choose(named: str, form: str, attention: Attention) -> tuple[Kernel | None, 
 
 
 def require(named: str, form: str, attention: Attention) -> Kernel:
-    """Return the first of the named kernels that can compute a layer's attention; raises ValueError with the reasons if
-    none can."""
+    """Return the first named kernel that can compute a layer's attention; ValueError with reasons if none can."""
     kernel, obstacles = choose(named, form, attention)
     if kernel is None:
         raise ValueError(f"attention {named} does not work here: {'; '.join(obstacles)}; or use xla")

@@ -38,8 +38,7 @@ def strided(pattern, depth: int, heads: int, number: int) -> Blocks:
 
 
 def fixed(pattern, depth: int, heads: int, number: int) -> Blocks:
-    """Return the blocks of the query's own stride, strides counted from the row's start, and the last blocks of every
-    stride."""
+    """Return the blocks of a query's own stride, counted from the row's start, and the last blocks of every stride."""
     stride, block = pattern.stride, np.arange(number)
     summary = block % stride >= stride - pattern.summary
     together = block[None] // stride == block[:, None] // stride
