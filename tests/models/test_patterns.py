@@ -96,7 +96,7 @@ LONGFORMER, STRIDED, FIXED = (Pattern(name) for name in ("longformer", "strided"
 REFUSED = [  # pattern, changes, tokens of a row, said
     (BIGBIRD, {"random": 12}, 64, "random=12: a row has 16 blocks of 4; for some queries only 11 of them are neither"),
     (BIGBIRD, {"random": 12}, 64, "lower it, or use rows of at least 68 tokens"),
-    (BIGBIRD, {}, 28, "take rows of at least 32 tokens"),
+    (BIGBIRD, {}, 28, "use rows of at least 32 tokens"),
     (BIGBIRD, {"global_blocks": 16, "random": 0}, 64, "global_blocks=16: a row has 16 blocks of 4, which would all be"),
     (BIGBIRD, {"window": 4}, 64, "window=4: must be odd"),
     (LONGFORMER, {"windows": (32, 33)}, 64, "windows=[32, 33]: must be even"),
