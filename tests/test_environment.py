@@ -74,7 +74,7 @@ def test_set_up_installs_nothing_but_locked_versions():
     others = [line.strip() for line in makefile.splitlines() if re.match(r"\t\$\((BIN|BEAM)\)\S*/pip", line)]
     free = [line for line in others if line.split()[-1] != "pip" and "--upgrade-strategy" not in line]
     assert free == ["$(BEAM)/bin/pip install --quiet -c constraints-beam.txt -r requirements-beam.txt"]
-    assert makefile.count("\t$(INSTALL) ") == 3
+    assert makefile.count("\t$(INSTALL) ") == 4
     for rule in re.findall(r"^\$\(VENV\)/installed-.*", makefile, re.M):
         assert "constraints.txt" in rule  # a new version is installed where the old one is
 

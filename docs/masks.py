@@ -1,0 +1,124 @@
+"""The pictures of docs/families/masks: which keys each query sees, by the masks that the families compute with.
+
+python docs/masks.py
+"""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from models.attention.mask import Mask, remembering, visible  # noqa: E402
+from models.attention.patterns.pattern import Pattern, on_host  # noqa: E402
+from models.families.xlnet import both_masks  # noqa: E402
+
+FOLDER = ROOT / "docs" / "families" / "masks"
+COLORS = np.array([[255, 255, 255], [76, 114, 176], [221, 132, 82]], np.uint8)  # hidden, seen, seen in the memory
+PAIR = ["[CLS]", "the", "lake", "froze", "[SEP]", "we", "skated", "on", "it", "[SEP]", "[PAD]", "[PAD]"]
+TEXT = ["The", "lake", "froze", ".", "<end>", "We", "skated", "on", "it", ".", "<end>"]
+INPUT, TARGET = (
+    ["The", "lake", "<0>", ".", "We", "<1>", "on", "it", ".", "</s>"],
+    ["<0>", "froze", "<1>", "skated", "</s>"],
+)
+WORDS = ["the", "lake", "froze", "and", "we", "skated"]
+
+
+class Panel(NamedTuple):
+    """title, what stands beside queries and keys, the mask, and how many of the keys are a memory."""
+
+    title: str
+    queries: list[str]
+    keys: list[str]
+    mask: Mask
+    memory: int = 0
+
+
+def rows(*numbers: int) -> jax.Array:
+    """i32[1, length]"""
+    return jnp.array([numbers], jnp.int32)
+
+
+def panels() -> dict[str, list[Panel]]:
+    """Picture -> its panels."""
+    real = rows(*(int(token != "[PAD]") for token in PAIR))
+    text = rows(*[1] * len(TEXT))
+    documents = rows(*[1] * 5, *[2] * 6)
+    targets = Mask(rows(*[1] * len(TARGET)), causal=True)
+    across = Mask(rows(*[1] * len(INPUT)), queries=rows(*[1] * len(TARGET)), whole=True)
+    return {
+        "encoder": [Panel("padding is hidden", PAIR, PAIR, Mask(real))],
+        "decoder": [
+            Panel("default: the whole row", TEXT, TEXT, Mask(text, causal=True)),
+            Panel("--objective.separate", TEXT, TEXT, Mask(documents, causal=True)),
+        ],
+        "t5": [
+            Panel("encoder", INPUT, INPUT, Mask(rows(*[1] * len(INPUT)))),
+            Panel("decoder: the target", TARGET, TARGET, targets),
+            Panel("decoder: the input", TARGET, INPUT, across),
+        ],
+        "transformer-xl": [memory_panel()],
+        "xlnet": xlnet_panels(),
+        "bigbird": pattern_panels(Pattern("bigbird", block=4), 2),
+        "longformer": pattern_panels(Pattern("longformer", block=4, windows=(16,)), 1, globals_=rows(0)),
+    }
+
+
+def memory_panel() -> Panel:
+    """As `TransformerXL.read` makes it: 5 remembered tokens, then the row."""
+    row, before = TEXT[5:], TEXT[:5]
+    ranks = jnp.arange(len(row))[None]
+    mask = remembering(jnp.ones((1, 5), jnp.int32), Mask(rows(*[1] * len(row)), ranks, ranks + 1))
+    return Panel("a row and its memory", row, before + row, mask, memory=5)
+
+
+def xlnet_panels() -> list[Panel]:
+    """Beside each token its place in the order of prediction."""
+    ranks, ones, memory = rows(3, 1, 5, 0, 4, 2), rows(*[1] * 6), jnp.zeros((1, 0), jnp.int32)
+    (content, _), (query, _) = both_masks(jnp.zeros_like(ones), ones, ranks, ranks, jnp.arange(6)[None], memory)
+    names = [f"{word} ({rank + 1})" for word, rank in zip(WORDS, ranks[0].tolist(), strict=True)]
+    return [Panel("content stream", names, names, content), Panel("query stream", names, names, query)]
+
+
+def pattern_panels(pattern: Pattern, heads: int, globals_: jax.Array | None = None) -> list[Panel]:
+    """Of the first layer's heads, rows of 64 tokens in blocks of 4."""
+    of_layer = jax.tree.map(lambda array: jnp.asarray(array[0]), on_host(pattern, 1, heads, 64))
+    mask = Mask(rows(*[1] * 64), blocks=of_layer, globals=globals_)
+    seen = visible(mask)
+    title = "head {}" if seen.shape[1] > 1 else "all heads"
+    return [Panel(title.format(head + 1), [], [], mask) for head in range(seen.shape[1])]
+
+
+def draw(panels: Iterable[Panel], out: Path) -> None:
+    """A panel beside the other: a dark square is a key (across) that a query (down) sees."""
+    panels = list(panels)
+    figure = Figure((3.6 * len(panels), 3.7), layout="constrained")
+    for index, (axes, panel) in enumerate(zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True)):
+        seen = np.array(visible(panel.mask))[0]
+        kinds = seen[min(index, len(seen) - 1)].astype(int)
+        kinds[:, : panel.memory] *= 2
+        axes.imshow(COLORS[kinds], interpolation="nearest")
+        axes.set_title(panel.title, fontsize="medium")
+        axes.set_xticks(range(len(panel.keys)), panel.keys, rotation=90, fontsize="x-small")
+        axes.set_yticks(range(len(panel.queries)), panel.queries, fontsize="x-small")
+        for across, number in zip("xy", kinds.shape[::-1], strict=True):
+            getattr(axes, f"set_{across}ticks")(np.arange(0.5, number), minor=True)
+        axes.grid(which="minor", color="0.85", linewidth=0.4)
+        axes.tick_params(which="both", length=0)
+        axes.set_xlabel("keys", fontsize="small")
+    figure.axes[0].set_ylabel("queries", fontsize="small")
+    figure.savefig(out, dpi=130, metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, of_picture in panels().items():
+        draw(of_picture, FOLDER / f"{name}.png")
+        print(FOLDER / f"{name}.png")
