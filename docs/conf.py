@@ -14,6 +14,7 @@ root_doc = "docs/index"
 include_patterns = ["docs/**", "benchmarks/results/*", "tpu/*.md"]
 exclude_patterns = [".*", "build", "runs", "corpora", "hf"]
 html_theme = "furo"
+html_static_path, html_css_files = ["_static"], ["site.css"]
 html_extra_path = ["_site"]  # the way from / to the root page
 html_theme_options = {"navigation_with_keys": True}
 html_copy_source = html_show_sourcelink = False

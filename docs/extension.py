@@ -69,7 +69,7 @@ class PlanTable(FromCode):
 
     def run(self) -> list[nodes.Node]:
         begins = tuple(self.arguments[0].split())
-        chosen = [plan for plan in plans(PLANS.read_text()) if plan["recipe"].startswith(begins)]
+        chosen = [plan for plan in plans(PLANS.read_text()) if plan["recipe"].strip("`").startswith(begins)]
         lines = [[plan[key] for key in PLAN_COLUMNS] for plan in chosen if plan["slice"].startswith(("v5e", "v5p"))]
         return self.table(list(PLAN_COLUMNS), lines)
 
@@ -99,9 +99,20 @@ def plans(page: str) -> list[dict[str, str]]:
 
 
 def as_rst(app: Sphinx, what: str, name: str, obj, options, lines: list[str]) -> None:
-    """Docstrings are plain text: line by line where lines are short or name arguments, else paragraphs."""
-    escaped = [re.sub(r"([\\*`_|])", r"\\\1", re.sub(r"`([^`]+)`", r"\1", line)) for line in lines]
-    lines[:] = [f"| {line}" if line.strip() else "" for line in escaped]
+    """Docstrings are plain text, with `name: what` for arguments; what has columns or is indented stays as it is."""
+    shown = []
+    for paragraph in re.split(r"\n\s*\n", "\n".join(lines)):
+        if re.search(r"\S {3,}\S", paragraph) or paragraph.startswith("    "):
+            shown += ["::", "", *(f"    {line}" for line in paragraph.split("\n")), ""]
+            continue
+        pieces = paragraph.split("`")  # every second one is code
+        pieces[::2] = [re.sub(r"([\\*|_])", r"\\\1", piece) for piece in pieces[::2]]
+        text = "``".join(pieces)
+        parts = re.split(r"\n(?=[\w\\, ]+: )", text)
+        named = len(parts) > 1 or re.match(r"[\w\\, ]+: \w+\[", text)
+        shown += [("* " if named else "") + " ".join(part.split()) for part in parts]
+        shown += [""]
+    lines[:] = shown
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -25,7 +25,7 @@ TABLE = Path(__file__).with_suffix(".toml")
 WANTED = 0.95  # share of the bugs that are caught
 SECONDS = 900  # for the tests of one bug, many times what they take: past it, it hangs them and counts as caught
 NO_END = "no end within "  # begins what stands for a test where the tests did not end
-LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "corpora", "runs", "hf")
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "corpora", "runs", "hf")
 
 
 class Bug(NamedTuple):
