@@ -4,14 +4,14 @@ import os
 import signal
 import sys
 
-if __name__ == "__main__":  # before what takes long to import
+if __name__ == "__main__":  # before the imports, which take long
 
     def end(number: int, frame) -> None:
-        print(f"{signal.Signals(number).name}: ended before there was anything to save", file=sys.stderr, flush=True)
+        print(f"{signal.Signals(number).name}: stopped before there was anything to save", file=sys.stderr, flush=True)
         os._exit(75)
 
-    # Until `pretrain.training.signals` hears them. A KeyboardInterrupt in a callback, as JAX has one, would be printed
-    # and forgotten; what is cut off anywhere leaves nothing half-written.
+    # Until `pretrain.training.signals` handles them. Python prints and drops a KeyboardInterrupt in a callback, such as
+    # JAX's. Exiting at once is safe: files are never left half-written.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
 
@@ -23,24 +23,24 @@ from pretrain.commands.platform import prepare
 
 USAGE = """python -m pretrain COMMAND ...
 
-  recipes [--json RECIPE]                   what can be trained; one recipe as a file to edit
-  run RECIPE --corpus DIR --workdir DIR     train, or go on in the same directory; `--recipe FILE.json` in place of a
+  recipes [--json RECIPE]                   list the recipes, or print one as a file to edit
+  run RECIPE --corpus DIR --workdir DIR     train, or resume in the same directory; `--recipe FILE.json` in place of a
                                             name takes a saved or an edited recipe
-  eval RUN [--all]                          figures on the held-out set, beside what guessing reaches
-  plot RUN [RUN ...] --out FILE.png         learning curves
-  pattern RECIPE --out FILE.png             what sees what in a sparse pattern, per layer and head
-  export RUN --to DIR [--step N]            files that Hugging Face loads
-  generate RUN --prompt TEXT                what a decoder or encoder-decoder writes, or what stands at [MASK]s
-  prompts RUN --examples FILE.jsonl         what a causal decoder answers after 0, 1, ... examples
-  discriminator RUN --examples FILE --out DIR   what tells labelled texts, to steer what a causal decoder writes
+  eval RUN [--all]                          evaluate on the held-out set and compare with simple baselines
+  plot RUN [RUN ...] --out FILE.png         draw learning curves
+  pattern RECIPE --out FILE.png             draw a sparse attention pattern, per layer and head
+  export RUN --to DIR [--step N]            write files that Hugging Face loads
+  generate RUN --prompt TEXT                continue a prompt, or fill its [MASK]s
+  prompts RUN --examples FILE.jsonl         evaluate a causal decoder on questions, zero-shot and few-shot
+  discriminator RUN --examples FILE --out DIR   train a classifier of texts that steers `generate`
   demo                                      all of it on the built-in corpus, in minutes on a CPU
 
---help after a command lists its options. Exit status: 0 done, 2 an error that the message says how to cure,
-75 stopped by a signal after writing a checkpoint, 134 another process or the storage is gone: after both the same
-command goes on."""
+--help after a command lists its options. Exit status: 0 done; 2 an error, whose message says how to fix it; 75 stopped
+by a signal after writing a checkpoint; 134 another process or the storage is gone. After 75 and 134 the same command
+resumes."""
 
 
-# Each is the module of that name in pretrain/commands/: options, and main(arguments) -> exit status.
+# Each is a module in pretrain/commands/ with the command's options and main(arguments) -> exit status.
 COMMANDS = "recipes", "run", "eval", "plot", "pattern", "export", "generate", "prompts", "discriminator", "demo"
 
 
@@ -52,17 +52,17 @@ def main(arguments: list[str]) -> int:
 
 
 def prepare_program() -> None:
-    """Make this process ready for commands that use JAX."""
+    """Prepare this process for commands that use JAX."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     prepare()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    for name in ("absl", "asyncio"):  # what Orbax and Grain log as errors, they also raise
+    for name in ("absl", "asyncio"):  # Orbax and Grain also raise what they log as errors
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    sys.unraisablehook = _leave_out_afterthoughts
+    sys.unraisablehook = _hide_late_errors
 
 
-def _leave_out_afterthoughts(unraisable) -> None:
-    """TensorStore's threads say, with a stack each, that nobody waits any more for writes beside one that failed."""
+def _hide_late_errors(unraisable) -> None:
+    """Hide the stack trace that each of TensorStore's threads prints after another write has failed."""
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 

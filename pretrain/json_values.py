@@ -1,5 +1,5 @@
-"""Frozen dataclasses as JSON and back, by their annotations: numbers, text, tuples, nested dataclasses, unions; and
-recipe files of earlier versions, as this one writes them."""
+"""Convert frozen dataclasses to JSON and back by their annotations (numbers, text, tuples, nested dataclasses, unions),
+and convert recipe files of earlier versions."""
 
 import dataclasses
 import types
@@ -11,7 +11,7 @@ from data_pipelines.errors import UserError
 
 KIND = "kind"  # names the class where an annotation leaves it open
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-# Fields that there were -> what they say by their value, as fields of now
+# Former field -> (its value -> current fields)
 OF_BEFORE = {
     "pair_head": lambda value: {},  # the objective says which heads a model has
     "whole_word": lambda value: {"unit": "word_starts" if value else "token"},
@@ -19,26 +19,26 @@ OF_BEFORE = {
 
 
 def plain(kind, value):
-    """What `json.dumps` takes, for a value of the annotation `kind`."""
+    """Convert a value with the annotation `kind` to what `json.dumps` takes."""
     if dataclasses.is_dataclass(value):
         hints = typing.get_type_hints(type(value))
         fields = {name: plain(hints[name], getattr(value, name)) for name in _names(type(value))}
         return {KIND: type(value).__name__, **fields} if len(_classes(kind)) > 1 else fields
     if isinstance(value, tuple):
-        return [plain(of, item) for of, item in zip(_of_items(kind, len(value)), value, strict=True)]
+        return [plain(item_kind, item) for item_kind, item in zip(_of_items(kind, len(value)), value, strict=True)]
     return value
 
 
 def build(kind, value, path: str) -> Any:
-    """The value that `plain` gave this, anything that JSON can hold.
+    """Invert `plain`: build a value with the annotation `kind` from parsed JSON.
 
-    UserError naming the field at `path`, its value and what it may be, for anything else.
+    UserError naming the field at `path`, its value and the allowed types if that is impossible.
     """
     options = _options(kind)
     if isinstance(value, dict) and (classes := _classes(kind)):
         return _dataclass(classes, value, path)
     if isinstance(value, list) and (kinds := _of_items(kind, len(value))) is not None:
-        return tuple(build(of, item, f"{path}.{i}") for i, (of, item) in enumerate(zip(kinds, value, strict=True)))
+        return tuple(build(k, item, f"{path}.{i}") for i, (k, item) in enumerate(zip(kinds, value, strict=True)))
     if type(value) in options:
         return value
     if float in options and type(value) is int:
@@ -47,7 +47,7 @@ def build(kind, value, path: str) -> Any:
 
 
 def _dataclass(classes: list[type], value: dict, path: str) -> Any:
-    """One of the classes, which `KIND` names where there are several."""
+    """Build a dataclass; if there are several classes, `KIND` names the one."""
     cls = classes[0]
     if len(classes) > 1:
         named = {cls.__name__: cls for cls in classes}
@@ -58,7 +58,7 @@ def _dataclass(classes: list[type], value: dict, path: str) -> Any:
 
 
 def make(cls: type, value: dict, prefix: str, **made) -> Any:
-    """A dataclass from its fields, some already made; prefix: what stands before their names in a message."""
+    """Make a dataclass from JSON fields.   made: fields already made.   prefix: of field names in messages."""
     hints = typing.get_type_hints(cls)
     for name in value:
         if name not in _names(cls):
@@ -70,16 +70,17 @@ def make(cls: type, value: dict, prefix: str, **made) -> Any:
     fields = {name: build(hints[name], field, f"{prefix}{name}") for name, field in value.items()}
     try:
         return cls(**fields, **made)
-    except (UserError, ValueError) as error:  # of the dataclass's own checks
-        raise UserError(_placed(str(error), cls, prefix)) from None
+    except (UserError, ValueError) as error:  # from the dataclass's own checks
+        raise UserError(_with_path(str(error), cls, prefix)) from None
 
 
-def _placed(said: str, cls: type, prefix: str) -> str:
-    """A message of a dataclass, which names its field alone, or from an object around it on, with the whole place."""
-    if said.partition("=")[0] in _names(cls):
-        return prefix + said
-    above, around, _ = f".{prefix}".rpartition(f".{said.partition('.')[0]}.")
-    return f"{above}.{said}".removeprefix(".") if around else said
+def _with_path(message: str, cls: type, prefix: str) -> str:
+    """Complete the path of the field in a message of a dataclass, which may start at the field or an object around
+    it."""
+    if message.partition("=")[0] in _names(cls):
+        return prefix + message
+    above, around, _ = f".{prefix}".rpartition(f".{message.partition('.')[0]}.")
+    return f"{above}.{message}".removeprefix(".") if around else message
 
 
 def _names(cls: type) -> list[str]:
@@ -87,7 +88,7 @@ def _names(cls: type) -> list[str]:
 
 
 def _options(kind) -> tuple:
-    """The members of a union; of anything else, itself."""
+    """Return the members of a union; any other annotation by itself."""
     return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
 
 
@@ -96,7 +97,7 @@ def _classes(kind) -> list[type]:
 
 
 def _of_items(kind, length: int) -> tuple | None:
-    """The annotations of a tuple's items, of the first tuple in `kind` that can have so many."""
+    """Return the annotations of a tuple's items, for the first tuple in `kind` that can have this length; else None."""
     for option in _options(kind):
         if typing.get_origin(option) is tuple:
             args = typing.get_args(option)
@@ -107,7 +108,7 @@ def _of_items(kind, length: int) -> tuple | None:
 
 
 def _words(kind) -> str:
-    """An annotation in words."""
+    """Describe an annotation in words."""
     if typing.get_origin(kind) is tuple:
         args = typing.get_args(kind)
         return f"a list of {_words(args[0])}" if args[1:] == (Ellipsis,) else f"a list of {len(args)}"
@@ -117,18 +118,18 @@ def _words(kind) -> str:
 
 
 def once(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Any object of a recipe's JSON, as `json.loads` hands it to its `object_pairs_hook`, with fields of now. UserError
-    for a field that is there twice."""
-    found, names = {}, [name for name, _ in fields]
+    """Make a dict of an object in a recipe's JSON (an `object_pairs_hook` of `json.loads`), with former fields
+    replaced. UserError for a field that occurs twice."""
+    current, names = {}, [name for name, _ in fields]
     for name, value in fields:
         if names.count(name) > 1:
-            raise UserError(f"{name}: is there twice in one object; leave one of them out")
-        found |= OF_BEFORE[name](value) if name in OF_BEFORE else {name: value}
-    return found
+            raise UserError(f"{name}: occurs twice in one object; remove one of them")
+        current |= OF_BEFORE[name](value) if name in OF_BEFORE else {name: value}
+    return current
 
 
 def brought_up_to_date(fields: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's JSON object with what has another name or place now. UserError for what no version has written."""
+    """Convert a recipe's JSON object of an earlier version; UserError if no version can have written it."""
     schedule = fields.get("schedule")
     if not isinstance(schedule, dict) or "stretches" not in schedule:
         return fields
@@ -141,13 +142,13 @@ def brought_up_to_date(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_phases(fields: dict[str, Any], stretches: list[dict[str, Any]]) -> dict[str, Any]:
-    """A run that was made longer had stretches of its schedule, each from a step on: now its last phase is several."""
+    """Turn the `stretches` of an extended run's schedule, each starting at a step, into further phases."""
     *before, last = fields["phases"]
     steps, schedule = fields["steps"], fields["schedule"]
     ends = [*(stretch["since"] for stretch in stretches), steps]
     begin = steps - last["share"] * steps
     if ends[0] <= begin:
-        raise UserError("schedule.stretches: begin before the last phase; go on with the version that wrote them")
+        raise UserError("schedule.stretches: begin before the last phase; resume with the version that wrote them")
     phases = [last | {"share": (ends[0] - begin) / steps}]
     for stretch, first, end in zip(stretches, ends, ends[1:], strict=False):
         rate, lowest = stretch["rate"], schedule["final"] * schedule["peak"]

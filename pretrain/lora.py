@@ -1,5 +1,5 @@
-"""Low-rank adaptation (Hu et al. 2021, arXiv:2106.09685): of some frozen matrices W what is trained is a product of two
-narrow ones beside, W + ALPHA / rank * down @ up. Merged, a model has its own form again."""
+"""Low-rank adaptation (Hu et al. 2021, arXiv:2106.09685): frozen matrices W become W + ALPHA / rank * down @ up, where
+only `down` and `up` are trained. Merging the products into W restores the model's own parameters."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -11,29 +11,29 @@ from jax import Array
 from models.core.parameters import Parameter, Params, leaves, nest
 from models.core.ranges import COUNT, check_ranges
 
-LORA = "lora"  # the path of what is trained, among the parameters: lora/PATH OF THE MATRIX/down, .../up
-ALPHA = 16.0  # section 4.1: to choose it is to choose a rate, which the schedule does
+LORA = "lora"  # prefix of the trained parameters' paths: lora/PATH OF THE MATRIX/down, .../up
+ALPHA = 16.0  # section 4.1: tuning it amounts to tuning the learning rate
 
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-    """A part of a recipe, in which all that has such products beside it should be frozen."""
+    """The low-rank products of a recipe, which should freeze the matrices that they update."""
 
     rank: int = 8  # width of the narrow matrices
-    targets: tuple[str, ...] = ("attention/query", "attention/value")  # of all layers: how the matrices' paths end
+    targets: tuple[str, ...] = ("attention/query", "attention/value")  # ends of the matrices' paths, in all layers
 
     def __post_init__(self):
         check_ranges(self, {"rank": COUNT}, "lora.")
 
 
 def with_products(table: Sequence[Parameter], lora: Lora | None) -> list[Parameter]:
-    """A parameter table with the rows of the products; ValueError for a target that is no matrix's."""
+    """Add the products to a parameter table; ValueError if a target matches no matrix."""
     rows = [*table]
     for target in lora.targets if lora else ():
         found = [row for row in table if row.path.removesuffix("/kernel").endswith(f"/{target}") and len(row.axes) > 1]
         matrices = [row for row in found if row.path.endswith("/kernel")]
         if not matrices:
-            raise ValueError(f"lora.targets: no matrix's path ends with {target}; give some as in attention/query")
+            raise ValueError(f"lora.targets: no matrix's path ends with {target}; use one like attention/query")
         for row in matrices:
             *outer, above, below = row.axes
             rows.append(Parameter(f"{LORA}/{row.path}/down", (*outer, above, None), {}))
@@ -42,7 +42,7 @@ def with_products(table: Sequence[Parameter], lora: Lora | None) -> list[Paramet
 
 
 def initial_products(key: Array, table: Sequence[Parameter], params: Params, lora: Lora) -> Params:
-    """The products at the start, which change nothing: normal `down`, of std width ** -0.5, and `up` of zeros."""
+    """Initialize the products: `down` is normal with std width ** -0.5, `up` is 0, so that the model is unchanged."""
     shapes, made = {path: leaf.shape for path, leaf in leaves(params)}, {}
     for number, row in enumerate(row for row in with_products(table, lora) if row.path.startswith(f"{LORA}/")):
         *parents, name = row.path.split("/")
@@ -54,7 +54,7 @@ def initial_products(key: Array, table: Sequence[Parameter], params: Params, lor
 
 
 def merged(params: Params) -> Params:
-    """Parameters with the products added to their matrices; without any, as they are."""
+    """Add the products to their matrices; parameters without products are returned unchanged."""
     products = params.get(LORA)
     if products is None:
         return params

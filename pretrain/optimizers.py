@@ -1,4 +1,4 @@
-"""Optimisers whose per-tensor rules come from the parameter table: they act on each layer's slice of a stack."""
+"""Optimizers whose per-tensor rules come from the parameter table and act on each layer's slice of a stack."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -12,11 +12,12 @@ from models.core.parameters import LAYERS, Parameter, Params, decays, leaves, ne
 from models.core.ranges import NOT_NEGATIVE, POSITIVE, RATE, SHARE, check_ranges
 
 NAMES = ("adamw", "lamb", "adagrad", "adafactor")
-SQUARE = 1e-30  # added to squares of gradients, by Adafactor; as of the next three
-SMALLEST = 1e-3  # root mean square of parameters, at least, to which steps are in proportion
-DECAY = 0.8  # after t steps the mean of squares keeps 1 - t ** -DECAY
-CLIP = 1.0  # root mean square of a direction, at most
-BELOW = {"embeddings", "tokens", "project", "start"}  # names in paths of what lies below the first layer
+# Constants of Adafactor
+SQUARE = 1e-30  # added to squared gradients
+SMALLEST = 1e-3  # lower bound of the parameters' root mean square, by which steps are scaled
+DECAY = 0.8  # after t steps the running mean of squares keeps a share of 1 - t ** -DECAY
+CLIP = 1.0  # upper bound of the update direction's root mean square
+BELOW = {"embeddings", "tokens", "project", "start"}  # names in the paths of parameters below the first layer
 RANGES = {
     "layer_decay": SHARE,
     "b1": RATE,
@@ -30,17 +31,16 @@ RANGES = {
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
     """adamw: Adam with decoupled decay (Loshchilov & Hutter 2019).   lamb: You et al. 2020, algorithm 2.
-    adagrad: Duchi et al. 2011, whose sums of squares begin at 0.1; it has no means and reads neither b1 nor b2.
-    adafactor: Shazeer & Stern 2018, whose steps are in proportion to the parameters; of b1, b2 and epsilon it reads
-    none."""
+    adagrad: Duchi et al. 2011, with sums of squares that start at 0.1; it ignores b1 and b2.
+    adafactor: Shazeer & Stern 2018, with steps scaled by the parameters; it ignores b1, b2 and epsilon."""
 
     name: str = "adamw"  # adamw, lamb, adagrad or adafactor
-    b1: float = 0.9  # how much of the gradients' mean a step keeps
-    b2: float = 0.999  # how much of the squared gradients' mean a step keeps
-    epsilon: float = 1e-6  # added to the root of that mean
-    decay: float = 0.01  # of matrices and embeddings, never of biases and norms
-    clip: float = 1.0  # global gradient norm, 0 for none
-    layer_decay: float = 1.0  # of the rate, from each layer to the one below (Clark et al. 2020, appendix B)
+    b1: float = 0.9  # decay rate of the running mean of gradients
+    b2: float = 0.999  # decay rate of the running mean of squared gradients
+    epsilon: float = 1e-6  # added to the square root of that mean
+    decay: float = 0.01  # weight decay of matrices and embeddings, never of biases and norms
+    clip: float = 1.0  # largest global gradient norm; 0 for no clipping
+    layer_decay: float = 1.0  # factor of the learning rate from layer to layer, downwards (Clark et al. 2020, app. B)
 
     def __post_init__(self):
         if self.name not in NAMES:
@@ -49,10 +49,10 @@ class Optimizer:
 
 
 def transformation(optimizer: Optimizer, table: list[Parameter], vocab_size: int) -> optax.GradientTransformation:
-    """Gradients -> the update direction, before the learning rate; `table` lists exactly the trained parameters.
+    """Build the transformation of gradients into update directions, without the learning rate.
 
-    vocab_size: rows of tables by token that are no padding.
-    `update` takes finite: bool[] too; where it is False the state stays as it was and the direction means nothing.
+    table: exactly the trained parameters.   vocab_size: rows of token tables without padding.
+    `update` also takes finite: bool[]; if it is False, the state does not change and the direction is meaningless.
     """
     decayed = nest({parameter.path: decays(parameter) for parameter in table})
     decay = optax.add_decayed_weights(optimizer.decay, decayed)
@@ -69,7 +69,7 @@ def transformation(optimizer: Optimizer, table: list[Parameter], vocab_size: int
 
 
 def clip(gradients: Params, norm: Array, limit: float) -> Params:
-    """Gradients scaled down so that their global norm, now `norm`, is at most `limit`; unchanged for limit 0."""
+    """Scale gradients so that their global norm, given as `norm`, is at most `limit`; 0 means no limit."""
     if limit == 0:
         return gradients
     scale = jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-12))
@@ -77,10 +77,10 @@ def clip(gradients: Params, norm: Array, limit: float) -> Params:
 
 
 def _scale_by_adam(b1: float, b2: float, epsilon: float) -> optax.GradientTransformationExtraArgs:
-    """Adam's direction (Kingma & Ba 2015, algorithm 1), as `optax.scale_by_adam` with the same state.
+    """Compute Adam's direction (Kingma & Ba 2015, algorithm 1), with the state of `optax.scale_by_adam`.
 
-    XLA:CPU computes the moments again for each that reads them, and so keeps copies of the old ones. Behind a barrier
-    the direction reads the new ones, already selected: 27 instead of 61 ms for 28 million parameters.
+    XLA:CPU recomputes the moments for each use, and so keeps copies of the old ones. Behind a barrier the direction
+    reads the new ones: 27 instead of 61 ms for 28 million parameters.
     """
 
     def update(gradients: Params, state: optax.ScaleByAdamState, params: Params, *, finite: Array | bool = True):
@@ -99,7 +99,7 @@ def _scale_by_adam(b1: float, b2: float, epsilon: float) -> optax.GradientTransf
 
 
 def _scale_by_sums(epsilon: float) -> optax.GradientTransformationExtraArgs:
-    """Adagrad's direction (Duchi et al. 2011, figure 1), as `optax.scale_by_rss` with the same state."""
+    """Compute Adagrad's direction (Duchi et al. 2011, figure 1), with the state of `optax.scale_by_rss`."""
 
     def update(gradients: Params, state: optax.ScaleByRssState, params: Params, *, finite: Array | bool = True):
         sums = jax.tree.map(lambda s, g: jnp.where(finite, s + jnp.square(g), s), state.sum_of_squares, gradients)
@@ -110,9 +110,10 @@ def _scale_by_sums(epsilon: float) -> optax.GradientTransformationExtraArgs:
 
 
 def _scale_by_trust_ratio(table: list[Parameter]) -> optax.GradientTransformation:
-    """LAMB's ||w|| / ||update||, for each matrix of each layer; biases and norms are left alone, as in its code.
+    """Multiply by LAMB's ||w|| / ||update|| for each matrix of each layer; biases and norms are unchanged, as in its
+    code.
 
-    `optax.lamb` would take one norm over a stack of layers.
+    `optax.lamb` would compute one norm over a stack of layers.
     """
     parameters = nest({parameter.path: parameter for parameter in table})
 
@@ -132,8 +133,8 @@ def _scale_by_trust_ratio(table: list[Parameter]) -> optax.GradientTransformatio
 
 
 def _scale_by_depth(table: list[Parameter], decay: float) -> optax.GradientTransformation:
-    """Directions of n layers times decay ** n in the first one to decay in the last one; of embeddings times
-    decay ** (n + 1), of what lies above the layers as they are."""
+    """Scale directions by depth: with n layers by decay ** n in the first one to decay in the last one, by
+    decay ** (n + 1) in embeddings, and not at all above the layers."""
     of_path = {parameter.path: parameter for parameter in table}
 
     def update(directions: Params, state: Any, params: Params):
@@ -154,8 +155,8 @@ def _scale_by_depth(table: list[Parameter], decay: float) -> optax.GradientTrans
 class FactoredSquares(NamedTuple):
     """Running means of squared gradients.
 
-    rows: of each matrix of each layer the means over its last axis [..., n, 1]; of a vector what it has itself.
-    columns: the means over the last axis but one [..., 1, m]; of a vector nothing, [..., 1].   count: i32[], steps.
+    rows: means over the last axis of each matrix of each layer [..., n, 1]; for vectors, the means of each element.
+    columns: means over the second-to-last axis [..., 1, m]; unused for vectors, [..., 1].   count: i32[], steps.
     """
 
     count: Array
@@ -164,23 +165,23 @@ class FactoredSquares(NamedTuple):
 
 
 def _scale_by_factored_squares(table: list[Parameter], vocab_size: int) -> optax.GradientTransformationExtraArgs:
-    """Adafactor's direction (Shazeer & Stern 2018, algorithm 4): gradients divided by the root of their running mean
-    square, clipped for each parameter of each layer. Every matrix is factored, as in transformers (in optax only those
-    of which both sides are at least 128)."""
+    """Compute Adafactor's direction (Shazeer & Stern 2018, algorithm 4): gradients divided by the root of their running
+    mean square, clipped for each parameter of each layer. Every matrix is factored, as in transformers (in optax only
+    those with both sides of at least 128)."""
     of_path = {parameter.path: parameter for parameter in table}
 
     def factored(keys) -> bool:
         return decays(of_path["/".join(key.key for key in keys)])
 
-    def init(params: Params) -> FactoredSquares:  # by maps alone: optax hands it no dict to find what is of parameters
+    def init(params: Params) -> FactoredSquares:  # only maps: optax also calls this on a tree that is no dict
         def row(keys, leaf):
             return jnp.zeros_like(leaf[..., :1] if factored(keys) else leaf)
 
         def column(keys, leaf):
             return jnp.zeros_like(leaf[..., :1, :] if factored(keys) else leaf[..., :1])
 
-        of = jax.tree_util.tree_map_with_path
-        return FactoredSquares(jnp.int32(0), of(row, params), of(column, params))
+        map_paths = jax.tree_util.tree_map_with_path
+        return FactoredSquares(jnp.int32(0), map_paths(row, params), map_paths(column, params))
 
     def update(gradients: Params, state: FactoredSquares, params: Params, *, finite: Array | bool = True):
         count = state.count + jnp.where(finite, 1, 0)
@@ -208,7 +209,7 @@ def _scale_by_factored_squares(table: list[Parameter], vocab_size: int) -> optax
 
 
 def _scale_by_size(table: list[Parameter], vocab_size: int) -> optax.GradientTransformation:
-    """Directions times the root mean square of each parameter of each layer, at least `SMALLEST`."""
+    """Multiply directions by the root mean square of each parameter of each layer, at least `SMALLEST`."""
     of_path = {parameter.path: parameter for parameter in table}
 
     def update(directions: Params, state: Any, params: Params):
@@ -220,8 +221,8 @@ def _scale_by_size(table: list[Parameter], vocab_size: int) -> optax.GradientTra
 
 
 def _root_mean_square(parameter: Parameter, x: Array, vocab_size: int) -> Array:
-    """Of each layer's slice of x, which is like the parameter; padding of a vocabulary, which is zeros, does not count:
-    f32[layers or 1, 1, ...]."""
+    """Compute the root mean square of each layer's slice of x, which is shaped like the parameter, without counting the
+    padding of a vocabulary, which is zeros -> f32[layers or 1, 1, ...]."""
     axes = tuple(range(parameter.axes[:1] == (LAYERS,), x.ndim))
     counted = 1
     for axis in axes:

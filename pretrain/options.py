@@ -1,4 +1,4 @@
-"""How a run is run: none of this is the recipe's identity, all of it may change on resume."""
+"""Options of a run that are not part of its recipe: all of them may change on resume."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ RANGES["workers"] = Range("at least 0 and at most 256", lambda x: 0 <= x <= 256)
 
 
 def check_options(options, ranges: Mapping[str, Range], prefix: str = "--") -> None:
-    """UserError for the first option that is out of its range; one that is None is not looked at."""
+    """Raise UserError for the first option that is out of its range; options that are None are not checked."""
     for field, allowed in ranges.items():
         value = getattr(options, field)
         if value is not None and not allowed.holds(value):
@@ -27,90 +27,93 @@ def check_options(options, ranges: Mapping[str, Range], prefix: str = "--") -> N
 
 @dataclasses.dataclass(frozen=True)
 class Where:
-    """From where a run reads and where it writes."""
+    """Where a run reads its data and writes its results."""
 
     corpus: Annotated[str, tyro.conf.arg(metavar="PATH")]
-    """Folder made by `python -m data_pipelines prepare`; from gs:// this host copies what it reads. Several have names:
-    en=DIR,zh=DIR."""
+    """Folder written by `python -m data_pipelines prepare`; each host copies what it needs from gs://. Name several
+    corpora like this: en=DIR,zh=DIR."""
     workdir: Place
-    """Where the run keeps everything; the same directory resumes."""
+    """Directory for checkpoints, metrics and logs; the run resumes if it already holds one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class How:
-    """What `run` and `tpu plan` both let one choose."""
+    """Options that `run` and `tpu plan` share."""
 
     microbatches: int = 1
-    """Cut each batch into so many parts whose gradients add up: less memory, same mathematics."""
+    """Split each batch into this many parts and accumulate their gradients: less memory, same result."""
     dtype: str | None = None
-    """float32 or bfloat16 for activations and products; by default what suits the platform."""
+    """float32 or bfloat16 for activations and matrix products; by default bfloat16 on TPU and GPU."""
     depth: str | None = None
-    """scan or unroll the layers; by default what suits the platform."""
+    """scan or unroll the layers; by default chosen for the platform."""
     attention: str | None = None
-    """xla, splash, pattern or relative (TPU), cudnn (GPU); dense or blocked, the plain forms of a sparse pattern; an
-    error where that cannot run. By default the model's and platform's kernel where it can: bfloat16, but for pattern
-    phases of a multiple of 128 positions, attention dropout in splash up to 1,024 of them, in cudnn none."""
+    """Attention kernel: xla; splash, pattern or relative (TPU); cudnn (GPU); or dense or blocked, without a kernel, for
+    a sparse pattern. By default the model's kernel for the platform where it can run, else xla. Kernels need bfloat16
+    and, except pattern, lengths that are multiples of 128. With attention dropout, splash takes at most 1,024
+    positions and cudnn none."""
     remat: str | None = None
-    """What the backward pass computes again instead of keeping: none, dots (all but products) or full; by default what
-    suits the platform."""
+    """What the backward pass recomputes instead of storing: none, dots (all but matrix products) or full; by default
+    chosen for the platform."""
     mesh: str | None = None
-    """How devices share the work, like data=4,fsdp=2; axes: slice, data, fsdp, sequence, tensor. By default all share
-    the batch, and parameters are cut (fsdp) where a step is estimated to be more than 5% shorter or memory needs it."""
+    """Device mesh, like data=4,fsdp=2; axes: slice, data, fsdp, sequence, tensor. By default the batch is sharded over
+    all devices, and parameters too (fsdp) where memory requires it or a step is estimated to be over 5% faster."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(How, Where):  # of bases the last one's fields come first
-    """How and where to run."""
+class Options(How, Where):  # fields of the last base come first
+    """Options of `run`."""
 
     init_from: str | None = None
-    """Start from these weights: a Hugging Face folder, discriminator=DIR,generator=DIR, or another run's workdir."""
+    """Initial weights: a Hugging Face folder, discriminator=DIR,generator=DIR, or the workdir of another run."""
     init_heads_anew: bool = False
-    """With --init-from: heads that it lacks start from random weights, and its other heads are left out."""
+    """With --init-from: initialize missing heads at random, and ignore heads that the model does not have."""
     extend: Literal["constant", "decay"] | None = None
-    """With more --steps, which otherwise evaluate the schedule for the new total: a further phase goes on at the rate
-    of the last step done, or falls linearly from it to final x peak; at a tenth of the peak where that was lower."""
+    """With a larger --steps on resume: add a phase that keeps the last learning rate (constant) or decays it linearly
+    to final x peak (decay), from at least peak / 10. By default the schedule is stretched to the new total."""
     coordinator: str | None = None
-    """HOST:PORT of process 0, where nothing else (Cloud TPU, GKE, Slurm, Open MPI) brings the processes together."""
+    """HOST:PORT of process 0; needed unless Cloud TPU, GKE, Slurm or Open MPI connects the processes."""
     processes: int | None = None
-    """How many processes run, with --coordinator."""
+    """Number of processes, with --coordinator."""
     process: int | None = None
-    """Which of them this is, from 0, with --coordinator."""
+    """Index of this process, from 0, with --coordinator."""
     workers: int = 0
-    """Processes that build batches; 0 builds them in threads."""
+    """Number of processes that build batches; 0 builds them in threads."""
     log_every: int = 10
-    """Steps between two lines of figures."""
+    """Steps between two log lines with metrics."""
     eval_every: int = 500
-    """Steps between two evaluations on the held-out set; 0 evaluates only at the end."""
+    """Steps between two evaluations on the held-out set; 0 evaluates only at the end of the run."""
     eval_examples: int = 1024
-    """Rows of the fixed held-out set."""
+    """Steps between two evaluations on the held-out set; 0 evaluates only at the end of the run."""
+    eval_examples: int = 1024
+    """Number of held-out rows to evaluate on, always the same."""
     sample: bool = True
-    """At each evaluation print what the model makes of a held-out text: its masks filled, or the text continued."""
+    """Also print a sample at each evaluation: a held-out text with its masks filled, or continued."""
     checkpoint_every: int = 500
     """Steps between two checkpoints."""
     keep: int = 3
-    """How many of the newest checkpoints stay."""
+    """Number of newest checkpoints to keep."""
     keep_every: int = 0
-    """Checkpoints at multiples of this step stay for good; 0 for none."""
+    """Keep checkpoints at multiples of this step for good; 0 for none."""
     keep_best: bool = False
-    """The checkpoint with the lowest held-out loss stays, too, and that of each task; an evaluation writes it."""
+    """Also save and keep the checkpoint with the lowest held-out loss, and the best one of each task."""
     patience: int = 0
-    """Stop when so many evaluations have come after the best one; 0 never does."""
+    """Stop after this many evaluations without a new best one; 0 never stops early."""
     max_skipped: int = 20
-    """Stop after so many updates in a row with a loss or gradient that is not finite."""
+    """Stop after this many consecutive updates whose loss or gradient is not finite."""
     track: tuple[str, ...] = ()
-    """Also send the figures to wandb (Weights & Biases), trackio (Hugging Face), or both."""
+    """Also send metrics to wandb (Weights & Biases), trackio (Hugging Face), or both."""
     profile: bool = False
-    """Write a trace of ten steps to WORKDIR/profile, for TensorBoard or Perfetto."""
+    """Write a profile of ten steps to WORKDIR/profile, for TensorBoard or Perfetto."""
 
     def __post_init__(self):
         check_options(self, RANGES)
-        for name, given in {"--keep-best": self.keep_best, f"--patience {self.patience}": self.patience}.items():
-            if given and not self.eval_every:
-                raise UserError(f"{name}: compares evaluations, and --eval-every 0 makes one alone; give more")
+        for name, is_set in {"--keep-best": self.keep_best, f"--patience {self.patience}": self.patience}.items():
+            if is_set and not self.eval_every:
+                raise UserError(f"{name}: needs several evaluations, but --eval-every 0 makes only one; raise it")
         for name in self.track:
             if name not in TRACKERS:
-                raise UserError(unknown("--track: there is no", name, TRACKERS))
+                raise UserError(unknown("--track: unknown tracker", name, TRACKERS))
         if self.init_heads_anew and self.init_from is None:
-            raise UserError("--init-heads-anew: give --init-from, whose heads it is about, or leave it out")
+            raise UserError("--init-heads-anew: has no effect without --init-from; add it, or leave this out")
         if None not in (self.process, self.processes) and self.process >= self.processes:
             raise UserError(f"--process {self.process}: must be below --processes {self.processes}")

@@ -1,4 +1,4 @@
-"""What is trained: one frozen value, its checks, and its JSON form."""
+"""The recipe of a training as one frozen value, its checks, and its JSON form."""
 
 import contextlib
 import dataclasses
@@ -45,36 +45,36 @@ OBJECTIVES = {
     "permutation-language-model": PermutationLanguageModel,
     "replaced-token-detection": ReplacedTokenDetection,
     "sequence-to-sequence": SequenceToSequence,
-}  # by the names that recipe.json stores
-LEAST = 0.1  # of the peak: with what a run goes on that is made longer, at least
+}  # by their names in recipe.json
+LEAST = 0.1  # lowest learning rate with which an extended run continues, as a share of the peak
 LENGTH = Range("at least 8 and below 2**31", lambda x: 8 <= x < 2**31)
 
-FAMILY = "family"  # names the config's family in JSON
-TAGGED = "model", "objective"  # fields that are of one of several classes
+FAMILY = "family"  # key in JSON that names the family of a config
+TAGGED = "model", "objective"  # fields that may have one of several classes
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What is trained."""
+    """Everything that determines what is trained."""
 
-    name: str  # what the log calls it
-    source: str  # paper
+    name: str  # name in the log
+    source: str  # paper that it follows
     model: Any
     objective: Objective
     optimizer: Optimizer
     schedule: Schedule
     phases: tuple[Phase, ...]
-    steps: int  # of all phases together
-    seed: int = 0  # of weights, batches and noise
-    order: Order = Order()  # in which the corpus's parts come
-    mixture: str = "proportional"  # how often each of several corpora comes: proportional[:LIMIT], smoothed:S, ...
-    frozen: tuple[str, ...] = ()  # parameter path prefixes that are not trained
-    teachers: tuple[Teacher, ...] = ()  # frozen models that the objective asks for
-    lora: Annotated[Lora | None, Suppress] = None  # products that are trained in place of frozen matrices
+    steps: int  # number of steps of all phases together
+    seed: int = 0  # random seed of weights, batches and noise
+    order: Order = Order()  # order in which the parts of the corpus are read
+    mixture: str = "proportional"  # shares of several corpora: proportional[:LIMIT], smoothed:S, ...
+    frozen: tuple[str, ...] = ()  # path prefixes of parameters that are not trained
+    teachers: tuple[Teacher, ...] = ()  # frozen models that the objective needs
+    lora: Annotated[Lora | None, Suppress] = None  # low-rank updates that are trained in place of frozen matrices
 
 
 def boundaries(recipe: Recipe) -> list[int]:
-    """The step at which each phase ends; the last is recipe.steps."""
+    """Return the step at which each phase ends; the last is recipe.steps."""
     ends, share = [], 0.0
     for phase in recipe.phases:
         share += phase.share
@@ -83,17 +83,18 @@ def boundaries(recipe: Recipe) -> list[int]:
 
 
 def phase_at(recipe: Recipe, step: int) -> int:
-    """Index of the phase that step (0-based) belongs to; the last phase from its start on."""
+    """Return the index of the phase that a step (0-based) belongs to; the last phase for steps beyond the end."""
     return next((i for i, end in enumerate(boundaries(recipe)) if step < end), len(recipe.phases) - 1)
 
 
 def phase_after(recipe: Recipe, step: int) -> int:
-    """The phase of the last batch of `step` steps, of which the state then is."""
+    """Return the phase that the train state belongs to after `step` steps: that of the last batch."""
     return phase_at(recipe, max(step - 1, 0))
 
 
 def schedule_in(recipe: Recipe, phase: int) -> tuple[str, Numbers]:
-    """The schedule of a phase: its own over its steps, else the recipe's, over all phases around it that have none."""
+    """Return (name, numbers) of a phase's schedule: its own over its steps, or the recipe's over the adjacent phases
+    that share it."""
     phases, begins = recipe.phases, [0, *boundaries(recipe)]
     if (schedule := phases[phase].schedule) is not None:
         return schedule.name, numbers(schedule, begins[phase + 1] - begins[phase], begins[phase])
@@ -102,74 +103,74 @@ def schedule_in(recipe: Recipe, phase: int) -> tuple[str, Numbers]:
 
 
 def _shared_span(phases: Sequence[Phase], index: int) -> tuple[int, int]:
-    """The first phase, and the one behind the last, that have the recipe's schedule together with one that has."""
-    apart = [number for number, phase in enumerate(phases) if phase.schedule is not None]
-    first = max((number + 1 for number in apart if number < index), default=0)
-    return first, min((number for number in apart if number > index), default=len(phases))
+    """Return the range (first, end) of adjacent phases that share the recipe's schedule with this one."""
+    others = [number for number, phase in enumerate(phases) if phase.schedule is not None]
+    first = max((number + 1 for number in others if number < index), default=0)
+    return first, min((number for number in others if number > index), default=len(phases))
 
 
 def rate_after(recipe: Recipe, step: int) -> float:
-    """The learning rate of the update after `step` steps."""
+    """Return the learning rate of the update that follows `step` steps."""
     return float(learning_rate(*schedule_in(recipe, phase_at(recipe, step)), step))
 
 
 def extended(recipe: Recipe, done: int, steps: int, kind: str) -> Recipe:
-    """The recipe with so many steps: after those that are `done` comes a further phase, like the last.
+    """Extend a recipe to `steps` steps: a new phase like the last one follows the steps that are `done`.
 
-    kind: 'constant' goes on at the rate that the run has come to, 'decay' falls linearly from it to `final` x peak.
-    That rate is at least `LEAST` of the peak, since a schedule that ended at 0 would learn nothing. UserError where the
-    last phase has not begun.
+    kind: 'constant' keeps the current learning rate; 'decay' lowers it linearly to `final` x peak. The rate starts at
+    `LEAST` x peak or more, since a run whose schedule ended at 0 would learn nothing. UserError if the last phase has
+    not begun.
     """
     last, begins = recipe.phases[-1], [0, *boundaries(recipe)]
     if phase_after(recipe, done) + 1 < len(recipe.phases):
         raise UserError(
-            f"--extend {kind}: the last phase begins at step {begins[-2]} and {done} are done: let it begin first, or "
-            "leave this out"
+            f"--extend {kind}: the last phase begins at step {begins[-2]}, and only {done} are done; train until it "
+            "begins, or leave this out"
         )
     schedule = last.schedule or recipe.schedule
     rate, lowest = max(rate_after(recipe, done - 1), LEAST * schedule.peak), schedule.final * schedule.peak
     name = {"constant": "constant", "decay": "linear"}[kind]
-    goes_on = Schedule(name, peak=rate, warmup=0.0, final=min(lowest / rate, 1.0) if rate else 0.0)
+    continuation = Schedule(name, peak=rate, warmup=0.0, final=min(lowest / rate, 1.0) if rate else 0.0)
     sizes = [min(end, done) - begin for begin, end in itertools.pairwise(begins)]
-    phases = [dataclasses.replace(one, share=size / steps) for one, size in zip(recipe.phases, sizes, strict=True)]
-    if last.schedule is None:  # what is done keeps the rate that it had
+    phases = [dataclasses.replace(p, share=size / steps) for p, size in zip(recipe.phases, sizes, strict=True)]
+    if last.schedule is None:  # the steps done keep their learning rates
         first, _ = _shared_span(recipe.phases, len(recipe.phases) - 1)
         shared = dataclasses.replace(recipe.schedule, steps=recipe.schedule.steps or recipe.steps - begins[first])
     else:
         shared = recipe.schedule
         planned = dataclasses.replace(last.schedule, steps=last.schedule.steps or recipe.steps - begins[-2])
         phases[-1] = dataclasses.replace(phases[-1], schedule=planned)
-    further = dataclasses.replace(last, share=(steps - done) / steps, schedule=goes_on)
+    further = dataclasses.replace(last, share=(steps - done) / steps, schedule=continuation)
     return dataclasses.replace(recipe, steps=steps, phases=(*phases, further), schedule=shared)
 
 
 def same_programs(recipe: Recipe) -> Recipe:
-    """What two recipes have in common where the same programs are theirs, which are given the seed."""
+    """Reset the fields that compiled programs do not depend on: equal results mean the same programs."""
     return dataclasses.replace(recipe, name="", source="", seed=0)
 
 
 def tasks_of(recipe: Recipe, phase: Phase) -> tuple[Task, ...]:
-    """What a phase learns; where that is one objective, a task without a name."""
+    """Return the tasks of a phase; a single task without a name if it has one objective."""
     return phase.tasks or (Task("", phase.objective or recipe.objective),)
 
 
 def group_of(task: str) -> str:
-    """The name of a task up to a colon: tasks of which it is the same have figures together."""
+    """Return the name of a task up to a colon: tasks of one group share their metrics."""
     return task.partition(":")[0]
 
 
 def every_task(recipe: Recipe) -> list[tuple[int, Phase, Task]]:
-    """(number of the phase, the phase, a task of it) for all tasks of all phases."""
+    """List (index of the phase, phase, task) for all tasks of all phases."""
     return [(i, phase, task) for i, phase in enumerate(recipe.phases) for task in tasks_of(recipe, phase)]
 
 
 def asked(recipe: Recipe) -> tuple[type | str, ...]:
-    """What its objectives together ask of the model."""
-    return tuple(dict.fromkeys(one for _, _, task in every_task(recipe) for one in task.objective.asks))
+    """Return the heads and protocols that the objectives together need of the model."""
+    return tuple(dict.fromkeys(need for _, _, task in every_task(recipe) for need in task.objective.asks))
 
 
 def asked_of_teachers(recipe: Recipe) -> dict[str, tuple[type | str, ...]]:
-    """What they together ask of each teacher, by its name."""
+    """Return the heads and protocols that the objectives together need of each teacher, by its name."""
     asks: dict[str, dict[type | str, None]] = {}
     for _, _, task in every_task(recipe):
         for name, wanted in task.objective.teachers.items():
@@ -178,7 +179,7 @@ def asked_of_teachers(recipe: Recipe) -> dict[str, tuple[type | str, ...]]:
 
 
 def with_objectives(recipe: Recipe, change: Callable[[Objective], Objective]) -> Recipe:
-    """The recipe with each of its objectives changed."""
+    """Apply a change to each objective of a recipe."""
 
     def changed(phase: Phase) -> Phase:
         tasks = tuple(dataclasses.replace(task, objective=change(task.objective)) for task in phase.tasks)
@@ -190,21 +191,21 @@ def with_objectives(recipe: Recipe, change: Callable[[Objective], Objective]) ->
 
 
 def resolve(recipe: Recipe, corpus: Corpus) -> Recipe:
-    """The recipe with the corpus's vocabulary size, checked: UserError on the first thing that cannot train."""
+    """Set the vocabulary size to the corpus's and check the recipe; UserError for the first problem."""
     try:
         of_corpus = partial(dataclasses.replace, vocab_size=corpus.vocab_size)
-        teachers = tuple(dataclasses.replace(one, model=of_corpus(one.model)) for one in recipe.teachers)
+        teachers = tuple(dataclasses.replace(teacher, model=of_corpus(teacher.model)) for teacher in recipe.teachers)
         resolved = dataclasses.replace(recipe, model=of_corpus(recipe.model), teachers=teachers)
-    except ValueError as error:  # sizes that do not go with this vocabulary
+    except ValueError as error:  # sizes that do not fit this vocabulary
         raise UserError(str(error)) from None
     check(resolved)
-    made = tokenizers.load(corpus.tokenizer_path)
-    check_fit(f"--corpus {corpus.source}", resolved.model, made)
+    tokenizer = tokenizers.load(corpus.tokenizer_path)
+    check_fit(f"--corpus {corpus.source}", resolved.model, tokenizer)
     return resolved
 
 
 def check(recipe: Recipe) -> None:
-    """UserError on a setting out of range."""
+    """Raise UserError for a setting that is out of range, or for settings that do not fit together."""
     try:
         check_ranges(recipe, {"steps": COUNT, "seed": SEED}, "")
         for index, phase in enumerate(recipe.phases):
@@ -217,10 +218,10 @@ def check(recipe: Recipe) -> None:
     except ValueError as error:
         raise UserError(str(error)) from None
     if not recipe.phases or abs(sum(phase.share for phase in recipe.phases) - 1) > 1e-6:
-        raise UserError(f"phases: the shares are {[p.share for p in recipe.phases]}, they must add up to 1")
+        raise UserError(f"phases: the shares {[p.share for p in recipe.phases]} must add up to 1; change them")
     _check_teachers(recipe)
     if (labels := getattr(recipe.model, "labels", ())) and not {CLASSIFIER, TAGGER} & {*asked(recipe)}:
-        raise UserError(f"model.labels={list(labels)}: nothing here tells them apart; leave it out")
+        raise UserError(f"model.labels={list(labels)}: no objective here predicts labels; leave it out")
     for index, phase, task in every_task(recipe):
         with naming(task):
             _check_task(recipe, index, phase, task.objective)
@@ -228,7 +229,7 @@ def check(recipe: Recipe) -> None:
 
 @contextlib.contextmanager
 def naming(task: Task) -> Iterator[None]:
-    """Of several tasks a UserError says which has it."""
+    """Add the task's name, if it has one, to a UserError raised in this context."""
     try:
         yield
     except UserError as error:
@@ -241,18 +242,18 @@ def _check_task(recipe: Recipe, index: int, phase: Phase, objective: Objective) 
     rows = rows_of(objective, phase, f"phases.{index}.")
     if phase.batch_size * rows.tokens >= 2**31:
         sizes = f"phases.{index}.batch_size={phase.batch_size} of length={phase.length}"
-        raise UserError(f"{sizes}: a step has less than 2**31 tokens; lower one of them")
+        raise UserError(f"{sizes}: a step must have fewer than 2**31 tokens; lower one of them")
     rows.check_rows(phase.batch_size // recipe.order.lanes)
     models = {"model": (recipe.model, objective.asks)}
     for number, teacher in enumerate(recipe.teachers):
         if teacher.name in objective.teachers:
             models[f"teachers.{number}.model"] = teacher.model, objective.teachers[teacher.name]
     for setting, (config, asks) in models.items():
-        longest = getattr(config, "positions", phase.length)  # a bag of words has no limit
+        longest = getattr(config, "positions", phase.length)  # no limit for a bag of words
         if phase.length > longest:
             raise UserError(
-                f"phases.{index}.length={phase.length} is longer than {setting}.positions={longest}: "
-                "lower the one or raise the other"
+                f"phases.{index}.length={phase.length}: exceeds {setting}.positions={longest}; lower the length or "
+                "raise the positions"
             )
         check_pattern(config, phase.length, f"phases.{index}.length={phase.length}", setting)
         _check_model(config, objective, asks, phase)
@@ -261,23 +262,24 @@ def _check_task(recipe: Recipe, index: int, phase: Phase, objective: Objective) 
 def _check_tasks(phase: Phase, prefix: str) -> None:
     names = [task.name for task in phase.tasks]
     if len({*names, "", "loss"}) < len(names) + 2 or "/" in "".join(names):
-        raise ValueError(f"{prefix}tasks: are named {names}; give each a name of its own, other than loss, without /")
+        raise ValueError(f"{prefix}tasks: the names {names} must differ, without / and other than loss; rename them")
     if phase.rates and (not phase.tasks or any(task.rate != 1.0 for task in phase.tasks)):
-        what = "says how often each task comes; leave out the rate of each" if phase.tasks else "needs tasks"
-        raise ValueError(f"{prefix}rates={phase.rates}: {what}")
+        reason = "replaces the rate of each task; leave out those" if phase.tasks else "needs tasks; give them"
+        raise ValueError(f"{prefix}rates={phase.rates}: {reason}")
     if phase.rates:
         parse_rates(phase.rates, dict.fromkeys(names, 1), f"{prefix}rates")
     if phase.tasks and phase.objective is not None:
-        raise ValueError(f"{prefix}objective: has no effect beside tasks; leave one of them out")
+        raise ValueError(f"{prefix}objective: has no effect with tasks; leave one of them out")
     for task in phase.tasks:
         if not isinstance(phase, task.objective.phase):
             raise ValueError(
-                f"{prefix}tasks: {task.name} needs a {task.objective.phase.__name__}; put it first, or apart"
+                f"{prefix}tasks: {task.name} needs a {task.objective.phase.__name__}; put it first, or in its own phase"
             )
 
 
 def rows_of(objective: Objective, phase: Phase, prefix: str) -> Layout:
-    """The objective's rows of a phase; UserError for a phase that they do not fit.   prefix: of its fields' names."""
+    """Return the row layout of an objective in a phase; UserError if the phase does not fit it.   prefix: of field
+    names in messages."""
     try:
         return objective.rows(phase)
     except UserError as error:
@@ -290,51 +292,51 @@ def _check_teachers(recipe: Recipe) -> None:
     if sorted(names) != wanted:
         objectives = " and ".join(dict.fromkeys(type(task.objective).__name__ for _, _, task in every_task(recipe)))
         raise UserError(
-            f"teachers: the recipe has {', '.join(names) or 'none'}, {objectives} asks for "
+            f"teachers: the recipe has {', '.join(names) or 'none'}, {objectives} needs "
             f"{', '.join(wanted) or 'none'}; give each a name, a source and a model in --recipe FILE.json"
         )
 
 
 def check_pattern(config: Any, length: int, given: str, setting: str = "model") -> None:
-    """UserError where a model's sparse pattern cannot serve rows of this length.
+    """Raise UserError if a model's sparse pattern does not fit rows of this length.
 
-    given: what names the length, setting: the model; a message begins with the one and says the other.
+    given, setting: how messages name the length and the model.
     """
-    own = f"{setting}.pattern" if "pattern" in {field.name for field in dataclasses.fields(config)} else setting
+    path = f"{setting}.pattern" if "pattern" in {field.name for field in dataclasses.fields(config)} else setting
     for name, (depth, heads) in pattern.encoders(config).items():
         if config.pattern.name != pattern.DENSE and (block := config.pattern.block) > length:
-            raise UserError(f"{given}: {own}.block={block} is longer than a row; lower it, or take longer rows")
+            raise UserError(f"{given}: {path}.block={block} is longer than a row; lower it, or use longer rows")
         try:
             pattern.check(config.pattern, depth, heads, length)
         except ValueError as error:
-            of = f" ({setting}.{name})" if name else ""
-            raise UserError(f"{given}{of}: {str(error).replace('model.', f'{setting}.', 1)}") from None
+            encoder = f" ({setting}.{name})" if name else ""
+            raise UserError(f"{given}{encoder}: {str(error).replace('model.', f'{setting}.', 1)}") from None
 
 
 def _check_model(config: Any, objective: Objective, asks: tuple[type | str, ...], phase: Phase) -> None:
-    """UserError where a model lacks what the objective asks of it, or its rows what the model is given."""
-    family, theirs = family_of(config), type(config).__name__
-    model, ours = family.module(config, Program()), type(objective).__name__
+    """Raise UserError if a model lacks what the objective needs, or if the rows lack inputs of the model."""
+    family, config_name = family_of(config), type(config).__name__
+    model, name = family.module(config, Program()), type(objective).__name__
     heads = [head.name for head in family.heads]
     has = lambda asked: asked in heads if isinstance(asked, str) else isinstance(model, asked)
     lacking = [asked if isinstance(asked, str) else asked.__name__ for asked in asks if not has(asked)]
     if lacking:
-        raise UserError(f"objective {ours}: asks for {', '.join(lacking)}, which {theirs} has not; change one of them")
+        raise UserError(f"objective {name}: needs {', '.join(lacking)}, which {config_name} lacks; change one of them")
     if unfit := unfit_inputs(family.inputs, objective.spec(phase)):
-        raise UserError(f"objective {ours}: its rows do not suit {theirs}: {'; '.join(unfit)}; change one of them")
+        raise UserError(f"objective {name}: its rows do not fit {config_name}: {'; '.join(unfit)}; change one of them")
 
 
 def to_json(recipe: Recipe) -> str:
-    """Readable JSON; `from_json` gives the equal recipe back. What a phase does not change is left out."""
+    """Write a recipe as readable JSON, without fields that a phase does not set; `from_json` is the inverse."""
     fields = plain(Recipe, recipe)
     phases = list(zip(recipe.phases, fields["phases"], strict=True))
-    tasks = [one for phase, of in phases for one in zip(phase.tasks, of["tasks"], strict=True)]
-    for part, of in [(recipe, fields), *phases, *tasks, *zip(recipe.teachers, fields["teachers"], strict=True)]:
-        of |= {name: _tagged(name, value) for name in TAGGED if (value := getattr(part, name, None)) is not None}
-    for _, of in phases:
+    tasks = [pair for phase, written in phases for pair in zip(phase.tasks, written["tasks"], strict=True)]
+    for part, written in [(recipe, fields), *phases, *tasks, *zip(recipe.teachers, fields["teachers"], strict=True)]:
+        written |= {name: _tagged(name, value) for name in TAGGED if (value := getattr(part, name, None)) is not None}
+    for _, written in phases:
         for name in ("objective", "optimizer", "schedule", "frozen", "tasks", "rates"):
-            if not of[name]:
-                del of[name]
+            if not written[name]:
+                del written[name]
     if recipe.schedule.steps is None:
         del fields["schedule"]["steps"]
     for name in ("teachers", "lora"):
@@ -344,24 +346,24 @@ def to_json(recipe: Recipe) -> str:
 
 
 def from_json(text: str) -> Recipe:
-    """The inverse of `to_json`; UserError naming the field that is unknown, missing or of another type."""
+    """Parse what `to_json` wrote; UserError naming a field that is unknown, missing or of the wrong type."""
     try:
         fields = json.loads(text, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"is not JSON ({error}); restore it from a copy, or write it anew") from None
+        raise UserError(f"is not JSON ({error}); restore it from a copy, or write it again") from None
     if not isinstance(fields, dict):
-        raise UserError("is no recipe, which is a JSON object; write it anew")
+        raise UserError("is not a recipe, which is a JSON object; write it again")
     fields = brought_up_to_date(fields)
     objective = _of_class(fields, "objective", "")
     made = {}
     for name, build_one in {"phases": partial(_phase, objective), "teachers": partial(_part, Teacher)}.items():
         if isinstance(listed := fields.get(name), list):
-            made[name] = tuple(build_one(of, f"{name}.{index}.") for index, of in enumerate(listed))
+            made[name] = tuple(build_one(item, f"{name}.{index}.") for index, item in enumerate(listed))
     return _part(Recipe, fields, "", objective=objective, **made)
 
 
 def read_recipe(file: Path) -> Recipe:
-    """The recipe in a JSON file, local or gs://; UserError where there is none."""
+    """Read a recipe from a JSON file, local or gs://; UserError if that fails."""
     try:
         return from_json(file.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -372,13 +374,13 @@ def read_recipe(file: Path) -> Recipe:
 
 
 def _classes(name: str) -> tuple[str, Mapping[str, type]]:
-    """(what in JSON names the class of a field of TAGGED, the classes by their names)."""
-    configs = {family: of.config for family, of in FAMILIES.items()}
+    """Return (key in JSON that names the class of a field of TAGGED, the classes by name)."""
+    configs = {name: family.config for name, family in FAMILIES.items()}
     return {"model": (FAMILY, configs), "objective": (KIND, OBJECTIVES)}[name]
 
 
 def _tagged(name: str, value: Any) -> dict:
-    """The fields of a value of TAGGED, with its class."""
+    """Return the JSON fields of a value of TAGGED, including the name of its class."""
     tag, classes = _classes(name)
     return {tag: next(known for known, cls in classes.items() if cls is type(value)), **plain(type(value), value)}
 
@@ -388,15 +390,15 @@ def _without(fields: dict, made: Mapping[str, Any]) -> dict:
 
 
 def _phase(objective: Objective, fields: Any, prefix: str) -> Phase:
-    """objective: the recipe's."""
+    """Make a phase from its JSON fields.   objective: the recipe's."""
     _check_object(Phase, fields, prefix)
     made: dict[str, Any] = {"objective": None}
     if fields.get("objective") is not None:
         made["objective"] = objective = _of_class(fields, "objective", prefix)
     if isinstance(tasks := fields.get("tasks"), list):
         if not tasks:
-            raise UserError(f"{prefix}tasks: is empty; give tasks, or leave it out")
-        made["tasks"] = tuple(_part(Task, of, f"{prefix}tasks.{number}.") for number, of in enumerate(tasks))
+            raise UserError(f"{prefix}tasks: is empty; add tasks, or leave it out")
+        made["tasks"] = tuple(_part(Task, item, f"{prefix}tasks.{number}.") for number, item in enumerate(tasks))
         objective = made["tasks"][0].objective
     theirs, known = (
         {field.name for kind in kinds for field in dataclasses.fields(kind.phase)}
@@ -404,12 +406,13 @@ def _phase(objective: Objective, fields: Any, prefix: str) -> Phase:
     )
     if foreign := [name for name in fields if name in theirs - known]:
         kind, also = _tagged("objective", objective)[KIND], ", or put a task that has it first" if tasks else ""
-        raise UserError(f"{prefix}{foreign[0]}: a phase of {kind} has none; leave it out{also}")
+        raise UserError(f"{prefix}{foreign[0]}: a phase of {kind} has no such field; leave it out{also}")
     return make(objective.phase, _without(fields, made), prefix, **made)
 
 
 def _part(cls: type, fields: Any, prefix: str, **made) -> Any:
-    """A dataclass of a recipe from its fields, some already made.   prefix: what stands before their names."""
+    """Make a dataclass of a recipe from its JSON fields.   made: fields already made.   prefix: of names in
+    messages."""
     _check_object(cls, fields, prefix)
     tagged = [field.name for field in dataclasses.fields(cls) if field.name in TAGGED and field.name not in made]
     made |= {name: _of_class(fields, name, prefix) for name in tagged}
@@ -423,7 +426,7 @@ def _check_object(cls: type, fields: Any, prefix: str) -> None:
 
 
 def _of_class(fields: dict, name: str, prefix: str) -> Any:
-    """A field of TAGGED, by the name of its class in a registry; in older files by its own."""
+    """Make a field of TAGGED, whose class is named as in its registry, or in older files by its Python name."""
     (tag, classes), value, name = _classes(name), fields.get(name), prefix + name
     if not isinstance(value, dict):
         raise UserError(f"{name}={value!r}: must be an object with {tag} and fields")

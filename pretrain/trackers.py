@@ -1,42 +1,42 @@
-"""Where a run's figures go beside its work directory, as `run --track` names it.
+"""Experiment trackers that a run can send its metrics to, chosen by `run --track`.
 
-Another tracker is a function and a line in TRACKERS; its package is imported only when it is asked for.
+To add a tracker, write a function and add it to TRACKERS; its package is imported only when chosen.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-SECONDS = 60  # that a tracker may take to send the last figures of a run that ends
+SECONDS = 60  # that a tracker may take to send the last metrics when a run ends
 
 
 class Sink:
-    """Takes what a run says of itself, and leaves what it has no use for."""
+    """Receives the messages and metrics of a run; every method does nothing unless overridden."""
 
     def say(self, line: str) -> None:
-        """One line for the reader."""
+        """Show a line to the user."""
 
     def note(self, line: str) -> None:
-        """One line for the log alone."""
+        """Write a line to the log only."""
 
     def figures(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
-        """One measurement of kind 'train' or 'eval' after `step` steps."""
+        """Record metrics of kind 'train' or 'eval' after `step` steps."""
 
     def doing(self, what: str) -> None:
-        """What is done until the next step has begun."""
+        """Show what is being done until the next step begins."""
 
     def progress(self, step: int) -> None:
-        """How many steps have been handed to the devices, which may still be at earlier ones."""
+        """Show how many steps were dispatched; the devices may still be computing earlier ones."""
 
     def sync(self) -> None:
-        """To be called before a checkpoint is saved, so that what led to it is kept, and after an evaluation, which is
-        not repeated."""
+        """Write everything to storage: called before a checkpoint is saved, and after an evaluation, which a resumed
+        run does not repeat."""
 
     def close(self) -> None: ...
 
 
 def _wandb(project: str, name: str, id: str, config: dict, folder: Path) -> Any:
-    """Weights & Biases, with WANDB_API_KEY, WANDB_MODE and so on from the environment."""
+    """Start a run in Weights & Biases, which reads WANDB_API_KEY, WANDB_MODE and so on."""
     import wandb
 
     settings = wandb.Settings(console="off", finish_timeout=SECONDS)
@@ -45,22 +45,22 @@ def _wandb(project: str, name: str, id: str, config: dict, folder: Path) -> Any:
 
 
 def _trackio(project: str, name: str, id: str, config: dict, folder: Path) -> Any:
-    """Hugging Face's, on this machine, or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL say."""
+    """Start a run in Hugging Face's Trackio, on this machine or at TRACKIO_SPACE_ID or TRACKIO_SERVER_URL."""
     import trackio
 
-    return trackio.init(project, f"{name}-{id}", config=config, resume="allow")  # by this name it finds a run again
+    return trackio.init(project, f"{name}-{id}", config=config, resume="allow")  # it resumes a run by this name
 
 
-# By the package's name what begins a run there, an object with `log(figures, step=)` and `finish()`.
-# id: the same for all that goes on in a work directory.   config: its recipe as JSON.   folder: for its own files.
+# Package name -> function that starts a run there and returns an object with `log(metrics, step=)` and `finish()`.
+# id: constant for a work directory.   config: its recipe as JSON.   folder: for the tracker's files.
 TRACKERS: dict[str, Callable[..., Any]] = {"wandb": _wandb, "trackio": _trackio}
 
 
 class Tracker(Sink):
-    """Of TRACKERS the one of this name, which never stops a run: when it fails it is said, and no more is sent.
+    """Sends metrics to one of TRACKERS. A failure never stops the run: it is reported, and nothing more is sent.
 
-    about: what its function takes.
-    sent: (kind, step) of the figures that it has had before the run was interrupted, and that come again.
+    about: arguments of the tracker's function.
+    sent: (kind, step) of metrics that were sent before the run was interrupted; they are not sent again.
     """
 
     def __init__(self, name: str, about: Mapping, sent: Collection[tuple[str, int]], warn: Callable[[str], None]):
@@ -80,4 +80,4 @@ class Tracker(Sink):
             return call(*arguments, **named)
         except Exception as error:  # a package may raise anything
             self.run = None
-            self.warn(f"--track {self.name}: failed ({error!r}); the run goes on without it")
+            self.warn(f"--track {self.name}: failed ({error!r}); the run continues without it")

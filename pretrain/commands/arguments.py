@@ -1,6 +1,6 @@
-"""The command line of `run`, `pattern` and `tpu plan`: a recipe, then any field of it or of the command's options.
+"""Parse the command line of `run`, `pattern` and `tpu plan`: a recipe, then its fields and the command's options.
 
-Recipes are imported where they are needed: their models import JAX, which takes seconds, and --help needs none.
+Recipes are imported only where they are needed, because their models import JAX, which takes seconds.
 """
 
 import dataclasses
@@ -29,9 +29,9 @@ CACHE = Path.home() / ".cache" / "pretrain-plans"
 def parse_recipe(
     arguments: Sequence[str], options: type[Options], usage: str, purpose: str
 ) -> tuple["Recipe", Options]:
-    """A recipe's name, or --recipe and its file, then any of its fields and of a command's own options -> both.
+    """Parse a recipe's name, or --recipe FILE, then its fields and a command's options -> (recipe, options).
 
-    usage: an example, 'python -m PROGRAM COMMAND RECIPE ...'.   purpose: for --help, with {} for the recipe.
+    usage: an example, 'python -m PROGRAM COMMAND RECIPE ...'.   purpose: text for --help, with {} for the recipe.
     """
     program = " ".join(usage.split()[:4])
     name, *rest = arguments or [""]
@@ -43,8 +43,8 @@ def parse_recipe(
         alone = dataclasses.make_dataclass("Arguments", [("options", Annotated[options, UNNAMED])])
         alone.__doc__ = (
             f"{purpose.format('a recipe')}\n\nExample: {usage}\n\nBelow are the options for any recipe. Its fields are "
-            f"options too: `{program} RECIPE --help` lists them with its values. Recipes (`python -m pretrain recipes` "
-            f"says more; --recipe FILE.json takes another):\n\n{recipes}"
+            f"options too: `{program} RECIPE --help` lists them and their values. Recipes (`python -m pretrain "
+            f"recipes` describes them; --recipe FILE.json reads one from a file):\n\n{recipes}"
         )
         parse(alone, ["--help"], f"{program} RECIPE")
     if not named:
@@ -57,22 +57,22 @@ def parse_recipe(
         name, recipe, rest = f"--recipe {file}", read_recipe(place(file)), rest[1:]
     else:
         recipe = find(name)
-    ours = "recipe", Annotated[Recipe, UNNAMED], dataclasses.field(default=recipe)
-    fields = [("options", Annotated[options, UNNAMED]), ours]
+    recipe_field = "recipe", Annotated[Recipe, UNNAMED], dataclasses.field(default=recipe)
+    fields = [("options", Annotated[options, UNNAMED]), recipe_field]
     both = dataclasses.make_dataclass("Arguments", fields, frozen=True)
     both.__doc__ = purpose.format(f"{name} ({recipe.source})")
     try:
         parsed = parse(both, rest, f"{program} {name}")
-    except ValueError as error:  # a config's own check
+    except ValueError as error:  # from the checks of a config
         raise UserError(str(error)) from None
     _check_pattern(recipe.model, parsed.recipe.model)
     return parsed.recipe, parsed.options
 
 
 def _check_pattern(before, after) -> None:
-    """UserError where an option sets a field that the model's sparse pattern does not read.
+    """Raise UserError if an option sets a field that the model's sparse pattern does not use.
 
-    Only what is given is refused: with --model.pattern.name alone, fields of the recipe's own pattern stay unread.
+    With --model.pattern.name alone, fields of the recipe's former pattern are left over; those are ignored.
     """
     if not hasattr(after, "pattern"):
         return
@@ -80,33 +80,33 @@ def _check_pattern(before, after) -> None:
 
     name = after.pattern.name
     for field in dataclasses.fields(after.pattern):
-        value, read = getattr(after.pattern, field.name), fields_of(name)
-        if field.name not in ("name", *read) and value != getattr(before.pattern, field.name):
-            known = f"its fields are {', '.join(read)}" if read else "it has no fields"
+        value, used = getattr(after.pattern, field.name), fields_of(name)
+        if field.name not in ("name", *used) and value != getattr(before.pattern, field.name):
+            known = f"whose fields are {', '.join(used)}" if used else "which has no fields"
             raise UserError(
                 f"model.pattern.{field.name}={list(value) if isinstance(value, tuple) else value}: has no effect with "
-                f"model.pattern.name={name}, {known}; leave it out, or choose another name"
+                f"model.pattern.name={name}, {known}; leave it out, or choose another pattern"
             )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target(How):
-    """What a recipe is planned for."""
+    """The TPU slice and the settings to plan a recipe for."""
 
     topology: str
-    """A slice: GENERATION:SHAPE like v5e:4x4, or Google Cloud's name like v5litepod-16."""
+    """TPU slice: GENERATION:SHAPE like v5e:4x4, or Google Cloud's name like v5litepod-16."""
     batch_size: int | None = None
-    """Rows of every phase's batch, over all devices."""
+    """Global batch size in rows, for every phase; by default the recipe's."""
     sequence_length: int | None = None
-    """Tokens per row, in every phase."""
+    """Sequence length in tokens, for every phase; by default the recipe's."""
     largest: bool = True
-    """Also find the largest batch that fits: two or three more compilations for each phase."""
+    """Also find the largest batch size that fits, with two or three more compilations per phase."""
     cache: Path = CACHE
-    """Where the compiler's answers are kept."""
+    """Folder that keeps the compiler's results."""
 
 
 def parse_target(arguments: Sequence[str]) -> tuple["Recipe", Target]:
-    """`RECIPE --topology v5e:4x4` -> the recipe with its changes, and what to plan it for."""
+    """Parse `RECIPE --topology v5e:4x4` -> (the recipe with its changes, the target)."""
     usage = "python -m tpu plan bert-base --topology v5e:4x4"
-    purpose = "Compile the train step of {} for a slice of TPUs, on this machine, and say what it will do."
+    purpose = "Compile the train step of {} for a TPU slice, on this machine, and print its memory and speed."
     return parse_recipe(arguments, Target, usage, purpose)

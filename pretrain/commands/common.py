@@ -1,4 +1,4 @@
-"""What commands share: options are checked before models are imported, which takes seconds; files are written whole."""
+"""Functions that commands share. Options are checked before models are imported, which takes seconds."""
 
 import contextlib
 import dataclasses
@@ -20,21 +20,21 @@ Options = TypeVar("Options")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OfModel:
-    """Options of what reads a trained model."""
+    """Options of commands that read a trained model."""
 
     run: Positional[Place]
     """Work directory of the run, or a Hugging Face folder."""
     step: int | None = None
-    """Which checkpoint; by default the newest."""
+    """Step of the checkpoint to read; by default the newest."""
     best: str | None = None
-    """The checkpoint with the lowest held-out loss: of a task, by its name, or of the run, by the name loss."""
+    """Read the checkpoint with the lowest held-out loss: of a task, given its name, or of the run, given 'loss'."""
 
 
 def parse_checked(
     options: type[Options], arguments: Sequence[str], command: str, ranges: Mapping[str, Range]
 ) -> Options:
-    """A command's options. UserError for one that is out of its range, and for a text that is not UTF-8, which no
-    tokenizer reads.   ranges: of options by name; one that is None is not looked at."""
+    """Parse a command's options. UserError for one that is out of its range, or whose text is not UTF-8, which no
+    tokenizer reads.   ranges: option -> its range; options that are None are not checked."""
     parsed = parse(options, arguments, f"python -m pretrain {command}")
     check_options(parsed, ranges)
     _check_texts(parsed)
@@ -48,18 +48,18 @@ def _check_texts(options) -> None:
             _check_texts(value)
         for text in value if isinstance(value, tuple) else (value,):
             if isinstance(text, str) and text != text.encode("utf-8", "ignore").decode():
-                raise UserError(f"--{field.name.replace('_', '-')} {text!r}: is not UTF-8; write it so")
+                raise UserError(f"--{field.name.replace('_', '-')} {text!r}: is not UTF-8; encode it as UTF-8")
 
 
 def changed(options, prefix: str = "--", but: Collection[str] = ()) -> list[str]:
-    """The options that are not their defaults, as they are given, without some fields."""
+    """List the options that differ from their defaults, as a user writes them, except the fields in `but`."""
     fields = (field for field in dataclasses.fields(options) if field.name not in but)
-    named = {field.name: getattr(options, field.name) != field.default for field in fields}
-    return [prefix + name.replace("_", "-") for name, given in named.items() if given]
+    differs = {field.name: getattr(options, field.name) != field.default for field in fields}
+    return [prefix + name.replace("_", "-") for name, different in differs.items() if different]
 
 
 def import_models() -> None:
-    """Say that it begins, and have JAX write whole what it keeps of compiled programs."""
+    """Announce the imports, and make JAX write its compilation cache atomically."""
     doing(IMPORTING)
     from tpu.compiled import keep_programs_whole
 
@@ -67,14 +67,14 @@ def import_models() -> None:
 
 
 def wide_console() -> Console:
-    """Wide where nobody set a width, so that a pipe or a log gets whole rows."""
+    """Return a console that does not wrap the rows of tables in a pipe or a log."""
     console = Console()
     return console if console.is_terminal else Console(width=160)
 
 
 @contextlib.contextmanager
 def writing(out: Path) -> Iterator[None]:
-    """UserError naming --out where it cannot be written."""
+    """Raise UserError naming --out if writing in this context fails."""
     try:
         yield
     except OSError as error:
@@ -82,10 +82,10 @@ def writing(out: Path) -> Iterator[None]:
 
 
 def check_file(out: Path) -> None:
-    """Make the folder of a file that will be written; UserError naming --out where that could not be."""
+    """Create the folder of a file that will be written; UserError naming --out if the file cannot be written."""
     with writing(out):
         if out.exists() and not out.is_file():
-            raise UserError(f"--out {out}: is no file; give a file, new or to be replaced")
+            raise UserError(f"--out {out}: is not a file; give a new file, or one to replace")
         probe = out.with_name(f"{out.name}.partial")
         out.parent.mkdir(parents=True, exist_ok=True)
         probe.touch()
@@ -93,28 +93,27 @@ def check_file(out: Path) -> None:
 
 
 def check_apart(out: Path, examples: Path) -> None:
-    """UserError where the file that will be written is that of --examples."""
+    """Raise UserError if --out is the file of --examples."""
     if out.resolve() == examples.resolve():
-        raise UserError(f"--out {out}: is the file of --examples, which it would replace; give another")
+        raise UserError(f"--out {out}: would replace the file of --examples; give another file")
 
 
 def check_picture(out: Path) -> None:
-    """UserError where no picture has a name that ends so."""
+    """Raise UserError if matplotlib writes no format of this file ending."""
     from matplotlib.backend_bases import FigureCanvasBase
 
     if out.suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
-        raise UserError(f"--out {out}: no picture's name ends like this; use .png, .pdf or .svg")
+        raise UserError(f"--out {out}: is not an image format; use .png, .pdf or .svg")
 
 
 def add_legend(figure, marks: Mapping[str, Any], columns: int) -> None:
-    """A legend below a matplotlib figure.   marks: label -> what stands beside it."""
+    """Add a legend below a matplotlib figure.   marks: label -> its handle."""
     legend = {"loc": "outside lower center", "ncols": columns, "fontsize": "small", "frameon": False}
     figure.legend(marks.values(), marks.keys(), **legend)
 
 
 def save_picture(figure, marks: Mapping[str, Any], columns: int, out: Path) -> Path:
-    """Write a matplotlib figure with `add_legend` whole or not at all -> the file, of a checked ending; UserError
-    naming --out."""
+    """Write a matplotlib figure with a legend atomically -> its file. UserError naming --out if that fails."""
     add_legend(figure, marks, columns)
     temporary = out.with_name(f"{out.stem}.partial{out.suffix}")
     with writing(out):

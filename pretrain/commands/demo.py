@@ -26,9 +26,9 @@ class Demo:
     """Prepare the built-in corpus, train an ELECTRA on it, evaluate, plot and export it."""
 
     folder: Path = Path("runs/demo")
-    """Where everything goes; a second start goes on there."""
+    """Folder for all output; a second start resumes there."""
     steps: int | None = None
-    """Train for fewer or more steps than the few minutes that the demo is meant to take."""
+    """Number of training steps; by default so many that the demo takes a few minutes."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         console.print(f"\n$ python -m {package} {shlex.join(words)}", style="bold", markup=False)
         if status := import_module(f"{package}.__main__").main(words):
             return status
-    console.print("\n[bold]Masks that the generator fills in held-out text[/bold]")
+    console.print("\n[bold]Masks in held-out text, filled by the generator[/bold]")
     fill_masks(options.folder / "run", console)
     further = 'to train on your own text: README, "From your text to a model"'
     console.print(f"\nThe model is in {options.folder / 'export'}; {further}")
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def fill_masks(workdir: Path, console: Console, rows: int = 4, window: int = 12) -> None:
-    """Print held-out snippets with one masked token each, what stood there and the generator's best guesses."""
+    """Print held-out snippets with one masked token each, the original token and the generator's best guesses."""
     from pretrain.generation.decoding import fill
     from pretrain.storage.run_directory import RunDirectory
     from pretrain.training.opened import open_model
@@ -71,4 +71,5 @@ def fill_masks(workdir: Path, console: Console, rows: int = 4, window: int = 12)
         guesses = fill(opened.module, opened.params, tokens, mask, phase.length, 5)[tokens[:at].count(mask)]
         near = " ".join(map(written, tokens[max(0, at - window) : at + window]))
         console.print(near.replace(" ##", ""), markup=False)
-        console.print(f"    was: {word}   guesses: {', '.join(written(token) for token, _ in guesses)}", markup=False)
+        best = ", ".join(written(token) for token, _ in guesses)
+        console.print(f"    original: {word}   guesses: {best}", markup=False)

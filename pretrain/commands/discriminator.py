@@ -1,4 +1,4 @@
-"""`python -m pretrain discriminator`: tells labelled texts apart by what a causal decoder makes of them."""
+"""`python -m pretrain discriminator`: train a classifier of labelled texts on a causal decoder's hidden states."""
 
 import dataclasses
 import json
@@ -18,16 +18,16 @@ HELDOUT = Range("above 0 and below 1", lambda x: 0 < x < 1)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Discriminate(OfModel):
-    """Train a linear layer that tells labelled texts by a run's mean hidden states, to steer what the run writes."""
+    """Train a linear classifier of labelled texts on a run's mean hidden states, to steer `generate`."""
 
     examples: Path
-    """A file of JSON lines: {"text", "label"}."""
+    """JSON Lines file of {"text", "label"}."""
     out: Path
-    """Folder to write, for `generate --discriminator`: new, empty, or with an earlier one, which is replaced."""
+    """Folder to write, for `generate --discriminator`: new, empty, or one with a discriminator, which is replaced."""
     heldout: float = 0.1
-    """Share of the lines that it does not learn from, to measure how well it tells them."""
+    """Share of the lines held out to measure accuracy."""
     seed: int = 0
-    """Draws these."""
+    """Random seed of the draw of held-out lines."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
 
     inside = options.out.iterdir() if options.out.is_dir() else ()
     if others := sorted(path.name for path in inside if not path.name.startswith(FILE)):
-        raise UserError(f"--out {options.out}: holds {others[0]}, so it is no discriminator; give a new folder")
+        raise UserError(f"--out {options.out}: holds {others[0]}, so it is not a discriminator's; give a new folder")
     check_apart(options.out / FILE, options.examples)
     records = list(objects(options.examples))
     texts, labels = ([text_of(record, key, where) for record, where in records] for key in ("text", "label"))
@@ -49,24 +49,24 @@ def main(arguments: Sequence[str]) -> int:
             raise UserError(f"{where}: 'text' is empty; fill it")
     names, numbers = np.unique(labels, return_inverse=True)
     order = np.random.default_rng(options.seed).permutation(len(texts))
-    held, learned = np.split(order, [max(1, round(options.heldout * len(texts)))])
-    if len(names) < 2 or len(np.unique(numbers[learned])) < len(names):
-        raise UserError(f"--examples {options.examples}: give at least two labels, and more lines of each")
+    held, trained = np.split(order, [max(1, round(options.heldout * len(texts)))])
+    if len(names) < 2 or len(np.unique(numbers[trained])) < len(names):
+        raise UserError(f"--examples {options.examples}: give at least two labels, and more lines for each label")
     opened = open_model(options.run, options.step, best_of=options.best)
     opened.check_decodes()
     tokens, positions = Encoder(opened.tokenizer.tokenizer).tokens(texts), opened.config.positions
     states = means(opened.module, opened.params, [text[:positions] for text in tokens], opened.mesh)
-    kernel, bias = fit(states[learned], numbers[learned], len(names))
+    kernel, bias = fit(states[trained], numbers[trained], len(names))
     discriminator = Discriminator(names.tolist(), kernel, bias, fingerprint(opened.params), opened.step)
     with writing(options.out):
         options.out.mkdir(parents=True, exist_ok=True)
         write_whole(options.out / FILE, json.dumps(discriminator._asdict(), default=np.ndarray.tolist))
-    told = (states @ kernel + bias).argmax(1) == numbers
+    correct = (states @ kernel + bias).argmax(1) == numbers
     print(
-        f"{opened.name}: held-out accuracy {with_error(mean(told[held]))} of {len(held)} texts, "
-        f"{told[learned].mean():.4f} of the {len(learned)} that it learned from; the commonest label is "
-        f"{np.bincount(numbers).max() / len(numbers):.4f} of all"
+        f"{opened.name}: accuracy {with_error(mean(correct[held]))} on {len(held)} held-out texts, "
+        f"{correct[trained].mean():.4f} on {len(trained)} training texts; always the commonest label: "
+        f"{np.bincount(numbers).max() / len(numbers):.4f}"
     )
     if cut := sum(len(text) > positions for text in tokens):
-        print(f"{cut} texts are longer than the model's {positions} positions; their beginnings were read")
+        print(f"{cut} texts are longer than the model's {positions} positions and were truncated")
     return 0

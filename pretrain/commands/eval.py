@@ -1,4 +1,4 @@
-"""`python -m pretrain eval`: figures on a run's held-out set, beside what guessing reaches."""
+"""`python -m pretrain eval`: evaluate a run on its held-out set and compare with simple baselines."""
 
 import dataclasses
 import json
@@ -31,41 +31,40 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Eval:
-    """Evaluate a run on its fixed held-out set, or what a model writes for inputs that have targets."""
+    """Evaluate a run on its held-out set, or the texts that a model generates for inputs with known targets."""
 
     run: Positional[Place]
-    """Work directory of the run; with --source also a Hugging Face folder."""
+    """Work directory of the run; with --source, also a Hugging Face folder."""
     all: bool = False
-    """Every checkpoint, not only the newest."""
+    """Evaluate every checkpoint, not only the newest."""
     best: str | None = None
-    """In place of the newest the one with the lowest held-out loss: of a task, by its name, or of the run, by the name
-    loss."""
+    """Evaluate the checkpoint with the lowest held-out loss: of a task, given its name, or of the run, given 'loss'."""
     corpus: str | None = None
-    """Where the run's corpus is now, or several by name, if it has moved."""
+    """The run's corpus, if it has moved: DIR, or en=DIR,zh=DIR."""
     examples: int | None = None
-    """Rows of the held-out set: by default 1024, with --stride and --source all."""
+    """Number of held-out rows; by default 1024, but all with --stride or --source."""
     memory: int | None = None
-    """Positions that a language model remembers here, if not as many as in its recipe."""
+    """Memory length in positions of a language model with a memory; by default its recipe's."""
     stride: int | None = None
-    """Of all documents whole, in rows that begin so many tokens after each other and predict what no row before has."""
+    """Evaluate whole documents with a sliding window that moves by this many tokens; each token is predicted once."""
     write: bool = False
-    """Of rows of input and target also write targets, and compare: BLEU, chrF, ROUGE, exact match and F1."""
+    """Also generate targets for held-out inputs and score them: BLEU, chrF, ROUGE, exact match and F1."""
     source: str | None = None
-    """Write and compare these alone: documents of a source as of `prepare`, like jsonl:FILE or parallel:FILE,FILE."""
+    """Only generate and score targets for this source, given as to `prepare`: jsonl:FILE or parallel:FILE,FILE."""
     field: Annotated[tuple[str, ...], UseAppendAction] = ()
-    """Of jsonl: and other records, that of inputs, then that of targets; input and target unless told. More are further
-    targets of the same input."""
+    """With --source jsonl: and other records: the field of inputs, then that of targets (default: input, target), then
+    those of further targets of the same input."""
     code: str | None = None
-    """Of --source: a control code to stand before each input."""
+    """With --source: control code to put before each input."""
     task_prefix: str = ""
-    """Of --source: text that stands before each input, as of `prepare`."""
+    """With --source: text to put before each input, as with `prepare`."""
     bleu_tokenizer: Literal["13a", "intl", "zh", "char", "none"] = "13a"
-    """How sacrebleu cuts words for BLEU: zh for Chinese, char for Japanese."""
+    """sacrebleu's tokenizer for BLEU: zh for Chinese, char for Japanese."""
     decoding: Annotated[Decoding, arg(name="")] = Decoding()
     seed: int = 0
-    """Of what is drawn."""
+    """Random seed for sampling."""
     out: Path | None = None
-    """A file of JSON lines for inputs, targets and what was written; one that is there is replaced."""
+    """JSON Lines file to write inputs, targets and generated texts to; an existing file is replaced."""
 
 
 OF_TARGETS = "bleu_tokenizer", "seed", "out"
@@ -82,26 +81,26 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _check(options: Eval) -> None:
-    """UserError for options that do not go together."""
+    """Raise UserError for options that cannot be combined."""
 
-    def given(names: Sequence[str]) -> list[str]:
+    def changed_among(names: Sequence[str]) -> list[str]:
         return changed(options, but={field.name for field in dataclasses.fields(options)} - {*names})
 
     if options.all and options.best is not None:
-        raise UserError(f"--best {options.best}: is one checkpoint, --all are all of them; leave one of them out")
-    found = [*given(OF_TARGETS), *changed(options.decoding)]
-    if found and not options.write and options.source is None:
-        raise UserError(f"{', '.join(found)}: no effect where no targets are written; add --write or --source")
-    if (found := given(OF_SOURCES)) and options.source is None:
-        raise UserError(f"{', '.join(found)}: no effect without --source; add it, or leave them out")
-    if (found := given(OF_RUNS)) and options.source is not None:
-        raise UserError(f"{', '.join(found)}: no effect with --source, whose targets alone are written; leave them out")
+        raise UserError(f"--best {options.best}: cannot be combined with --all; leave one of them out")
+    useless = [*changed_among(OF_TARGETS), *changed(options.decoding)]
+    if useless and not options.write and options.source is None:
+        raise UserError(f"{', '.join(useless)}: no effect without --write or --source; add one of them")
+    if (useless := changed_among(OF_SOURCES)) and options.source is None:
+        raise UserError(f"{', '.join(useless)}: no effect without --source; add it, or leave them out")
+    if (useless := changed_among(OF_RUNS)) and options.source is not None:
+        raise UserError(f"{', '.join(useless)}: no effect with --source, which only generates targets; leave them out")
     if options.out is not None:
         check_file(options.out)
 
 
 def evaluate(options: Eval) -> dict[str, float]:
-    """Print held-out figures of the newest or of every checkpoint, beside the baselines -> the newest's figures."""
+    """Print held-out metrics of one or every checkpoint next to the baselines -> metrics of the opened checkpoint."""
     from pretrain.storage.run_directory import RunDirectory
     from pretrain.training.evaluate import Evaluators
     from pretrain.training.opened import open_model
@@ -112,7 +111,7 @@ def evaluate(options: Eval) -> dict[str, float]:
     directory, opened = RunDirectory(options.run), open_model(options.run, best_of=options.best)
     newest = opened.run
     if newest is None:
-        raise UserError(f"eval {options.run}: a Hugging Face folder has no objective and no corpus; give a run")
+        raise UserError(f"eval {options.run}: a Hugging Face folder has no held-out set; give a run, or --source")
     assembly = newest.assembly if options.memory is None else _remembering(newest.assembly, options.memory)
     assembly = assembly if options.stride is None else striding(assembly, options.stride)
     examples = options.examples or (1024 if options.stride is None else sys.maxsize)
@@ -132,28 +131,28 @@ def evaluate(options: Eval) -> dict[str, float]:
         columns[f"step {step}"] = evaluator(restored.params, restored.frozen, step)
         for place, of_place in inputs.items():
             written[place] = write(options, at, of_place)
-            found = written[place].figures.items()
-            columns[f"step {step}"] |= {f"{place}/{name}" if place else name: value for name, value in found}
+            scores = written[place].figures.items()
+            columns[f"step {step}"] |= {f"{place}/{name}" if place else name: value for name, value in scores}
     columns["unigram"] = evaluator.baselines()
-    _print(f"held-out figures of {options.run}", columns, [*written.values()], options.out)
+    _print(f"held-out metrics of {options.run}", columns, [*written.values()], options.out)
     return columns[f"step {newest.step}"]
 
 
 def _of_source(options: Eval) -> dict[str, float]:
-    """Print figures of what is written for the inputs of a source -> these."""
+    """Generate targets for the inputs of a source and print their metrics -> the metrics."""
     from data_pipelines.formats.table import parse
     from pretrain.training import targets
     from pretrain.training.opened import open_model
 
     source = parse(options.source, task_prefix=options.task_prefix, fields=options.field or ("input", "target"))
     if options.field and not hasattr(source.options, "fields"):
-        raise UserError(f"--field {options.field[0]}: --source {source} does not read it; leave it out")
+        raise UserError(f"--field {options.field[0]}: --source {source} has no fields; leave it out")
     opened = open_model(options.run, best_of=options.best)
     lead = [] if options.code is None else [prefixes.token(opened.tokenizer, options.code)]
     limit = options.examples or sys.maxsize
     asked, left_out = targets.of_source(source, opened.tokenizer, limit, lead, options.out)
-    for said in left_out:
-        log.warning("--source %s: %s", options.source, said)
+    for reason in left_out:
+        log.warning("--source %s: %s", options.source, reason)
     prompts = targets.begun(asked, opened, opened.objectives, options.decoding)
     written = write(options, opened, Inputs(asked, prompts))
     _print(f"targets of {options.source}", {opened.name: written.figures}, [written], options.out)
@@ -161,32 +160,32 @@ def _of_source(options: Eval) -> dict[str, float]:
 
 
 class Inputs(NamedTuple):
-    """Inputs with their targets, and the prompts that are made of them."""
+    """Inputs with their targets, and the prompts made from them."""
 
     asked: "list[Asked]"
     prompts: list[list[int]]
 
 
 def held_out_inputs(options: Eval, opened: "Opened", evaluators: "Evaluators") -> dict[str, Inputs]:
-    """Those of each task and corpus whose rows are inputs and targets; UserError where none's are."""
+    """Collect the inputs of each task and corpus whose rows are inputs and targets; UserError if there are none."""
     from pretrain.objectives.next_token_prediction import INPUT_TARGET
     from pretrain.training import targets
 
-    found = {}
-    for place, one in evaluators.of.items():
-        if getattr(one.objective, "layout", None) == INPUT_TARGET:
-            asked = targets.of_corpus(one.held_out, opened.tokenizer, one.examples)
-            found[place] = Inputs(asked, targets.begun(asked, opened, [one.objective], options.decoding))
-    if not found:
+    inputs = {}
+    for place, evaluator in evaluators.of.items():
+        if getattr(evaluator.objective, "layout", None) == INPUT_TARGET:
+            asked = targets.of_corpus(evaluator.held_out, opened.tokenizer, evaluator.examples)
+            inputs[place] = Inputs(asked, targets.begun(asked, opened, [evaluator.objective], options.decoding))
+    if not inputs:
         raise UserError(
-            "--write: the run has no rows of input and target (objective.layout=input-target); give --source with some"
+            "--write: the run has no rows of input and target (objective.layout=input-target); use --source instead"
         )
-    return found
+    return inputs
 
 
 class Written(NamedTuple):
-    """What a model wrote.   asked: the inputs with their targets.   figures: of `metrics`, in percent.   signature: of
-    BLEU."""
+    """Texts that a model generated.   asked: the inputs with their targets.   figures: metrics in percent.
+    signature: how sacrebleu computed BLEU."""
 
     asked: "list[Asked]"
     texts: list[str]
@@ -195,18 +194,18 @@ class Written(NamedTuple):
 
 
 def write(options: Eval, opened: "Opened", inputs: Inputs) -> Written:
-    """Have the model write the targets of inputs, and compare them."""
+    """Generate a target for each input, and score them."""
     from pretrain import metrics
     from pretrain.training import targets
 
-    doing(f"writing {len(inputs.prompts):,} targets")
+    doing(f"generating {len(inputs.prompts):,} targets")
     texts = targets.write(opened, inputs.prompts, options.decoding, options.seed)
-    figures, signature = metrics.figures(texts, [one.targets for one in inputs.asked], options.bleu_tokenizer)
+    figures, signature = metrics.figures(texts, [asked.targets for asked in inputs.asked], options.bleu_tokenizer)
     return Written(inputs.asked, texts, figures, signature)
 
 
 def _print(title: str, columns: dict[str, dict[str, float]], written: Sequence[Written], out: Path | None) -> None:
-    """The table; of targets also how they were compared, and a line each into a file."""
+    """Print the table and how targets were scored, and write generated targets to --out."""
     from pretrain.storage.run_directory import write_whole
 
     table = Table("", *columns, title=title)
@@ -215,17 +214,20 @@ def _print(title: str, columns: dict[str, dict[str, float]], written: Sequence[W
         table.add_row(name.replace("_", " "), *cells)
     console = wide_console()
     console.print(table)
-    for one in written:
-        console.print(f"{len(one.asked):,} targets, from BLEU on in percent; BLEU {one.signature}", highlight=False)
+    for scored in written:
+        console.print(
+            f"{len(scored.asked):,} targets; BLEU and the rows below it are in percent; BLEU {scored.signature}",
+            highlight=False,
+        )
     if out is not None:
-        pairs = (pair for one in written for pair in zip(one.asked, one.texts, strict=True))
-        lines = ({"input": one.text, "targets": one.targets, "written": text} for one, text in pairs)
+        pairs = (pair for scored in written for pair in zip(scored.asked, scored.texts, strict=True))
+        lines = ({"input": asked.text, "targets": asked.targets, "written": text} for asked, text in pairs)
         with writing(out):
             write_whole(out, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 
 def _restored(directory: "RunDirectory", step: int) -> "Restored | None":
-    """A checkpoint among others; None where it is damaged, or gone since they were listed, which is said."""
+    """Restore one of several checkpoints; None, with a warning, if it is damaged or was deleted meanwhile."""
     from pretrain.training.opened import restore
 
     try:
@@ -233,18 +235,18 @@ def _restored(directory: "RunDirectory", step: int) -> "Restored | None":
     except PassingError:
         raise
     except UserError as error:
-        log.warning("step %d is left out: %s", step, error)
+        log.warning("step %d is skipped: %s", step, error)
         return None
 
 
 def _remembering(assembly: "Assembly", memory: int) -> "Assembly":
-    """The assembly with another memory in evaluation; UserError where an objective does not let it be chosen."""
+    """Change the memory length in evaluation; UserError if an objective has no such setting."""
     from pretrain.recipe import with_objectives
 
     def remembering(objective):
         if not hasattr(objective, "evaluation_memory"):
             name = assembly.recipe.name
-            raise UserError(f"--memory {memory}: {name} has no memory whose length could be chosen; leave it out")
+            raise UserError(f"--memory {memory}: {name} has no memory length to set; leave it out")
         return dataclasses.replace(objective, evaluation_memory=memory)
 
     try:
@@ -254,8 +256,10 @@ def _remembering(assembly: "Assembly", memory: int) -> "Assembly":
 
 
 def striding(assembly: "Assembly", stride: int) -> "Assembly":
-    """The assembly that reads whole documents, else as in training; UserError where an objective is not of next tokens
-    of documents or no row fits."""
+    """Change the objectives so that they evaluate whole documents with a sliding window.
+
+    UserError if an objective does not predict next tokens of documents, or if the window does not fit.
+    """
     from pretrain.objectives.next_token_prediction import DOCUMENTS, NextTokenPrediction, StridedPerplexity
     from pretrain.recipe import every_task, with_objectives
 
@@ -263,12 +267,12 @@ def striding(assembly: "Assembly", stride: int) -> "Assembly":
 
     def strided(objective):
         if not isinstance(objective, NextTokenPrediction):
-            raise UserError(f"--stride {stride}: {name} does not predict next tokens of rows; leave it out")
+            raise UserError(f"--stride {stride}: {name} does not predict next tokens; leave it out")
         if objective.layout != DOCUMENTS:
             raise UserError(f"--stride {stride}: {name} reads rows of input and target; leave it out")
         return StridedPerplexity(**vars(objective), stride=stride)
 
     recipe = with_objectives(assembly.recipe, strided)
     for _, phase, task in every_task(recipe):
-        task.objective.rows(phase)  # says what is wrong
+        task.objective.rows(phase)  # raises UserError
     return assembly._replace(recipe=recipe)

@@ -1,5 +1,5 @@
-"""`python -m pretrain generate`: what a decoder writes after prompts, an encoder-decoder for inputs and in place of
-their sentinels, or what a model puts in place of masks."""
+"""`python -m pretrain generate`: continue prompts with a decoder, write targets of inputs or fill their sentinels with
+an encoder-decoder, or fill masks."""
 
 import dataclasses
 import re
@@ -26,42 +26,42 @@ if TYPE_CHECKING:
 
 NUMBER = Range("at least 1 and at most 10000", lambda x: 1 <= x <= 10_000)
 MASK = "[MASK]"  # in prompts, whatever the tokenizer calls it
-OF_FILLINGS = "run", "prompt", "prompts", "number", "step", "best"  # the options that a masked model has a use for
+OF_FILLINGS = "run", "prompt", "prompts", "number", "step", "best"  # options that also apply to filling masks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generate(OfModel):
-    """Continue prompts with a decoder, write targets of inputs (T5), or fill the [MASK]s in them (BERT)."""
+    """Continue prompts with a decoder, write targets for them (T5), or fill their [MASK]s (BERT)."""
 
     prompt: tuple[str, ...] = ()
-    """The text to begin with, or several."""
+    """One or more prompts."""
     prompts: Path | None = None
-    """A file with one on each line."""
+    """Text file with one prompt per line."""
     code: str | None = None
-    """A control code of the corpus, to stand before each prompt."""
+    """Control code of the corpus to put before each prompt."""
     number: int | None = None
-    """Texts of each prompt, 1 unless given; fillings of each mask, 5 unless given."""
+    """Number of texts per prompt (default 1), or of guesses per mask (default 5)."""
     decoding: Annotated[Decoding, arg(name="")] = Decoding()
     stop: tuple[str, ...] = ()
-    """A text ends before this text, in which \\n is a newline, and where the model ends a document."""
+    """Strings that end a text (\\n is a newline); the model's end of a document always ends it."""
     words: Path | None = None
-    """Steer towards these words, one on each line of a file."""
+    """Text file of words to steer towards, one per line."""
     discriminator: Path | None = None
-    """Steer towards a label of what `discriminator` has made in this folder."""
+    """Folder written by `discriminator`: steer towards one of its labels."""
     label: str | None = None
-    """Which."""
+    """Label to steer towards, with --discriminator."""
     steering: Steering = Steering()
     seed: int = 0
-    """Of what is drawn."""
+    """Random seed for sampling."""
     mesh: str | None = None
-    """How this machine's devices share the work, like tensor=4, as of `run`. By default one device does it."""
+    """Mesh of this machine's devices, like tensor=4, as in `run`; by default one device."""
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parse_checked(Generate, arguments, "generate", {"seed": SEED, "number": NUMBER})
     if (options.discriminator is None) != (options.label is None):
         raise UserError("--discriminator and --label: give both, a folder and one of its labels, or neither")
-    prompts = _prompts(options, "--prompt" in arguments)
+    prompts = _prompts(options, has_option="--prompt" in arguments)
     import_models()
     import jax
 
@@ -74,16 +74,16 @@ def main(arguments: Sequence[str]) -> int:
     check_whole_rows(options.mesh, mesh)
     opened = open_model(options.run, options.step, mesh, options.best)
     if fills(opened.module):
-        if given := _of_texts_alone(options):
-            raise UserError(f"{', '.join(given)}: no effect on a model that fills masks; leave out what writes texts")
+        if useless := _for_texts_only(options):
+            raise UserError(f"{', '.join(useless)}: no effect on a model that fills masks; leave them out")
         _print_fillings(options, opened, prompts)
     else:
         _print_texts(options, opened, prompts)
     return 0
 
 
-def _prompts(options: Generate, given: bool) -> list[str]:
-    """given: whether --prompt is."""
+def _prompts(options: Generate, has_option: bool) -> list[str]:
+    """Collect the prompts.   has_option: whether --prompt is on the command line."""
     prompts = list(options.prompt)
     if options.prompts is not None:
         try:
@@ -95,18 +95,18 @@ def _prompts(options: Generate, given: bool) -> list[str]:
                 raise UserError(f"--prompts {options.prompts}, line {number}: is blank; write a prompt or remove it")
         prompts += lines
     if not prompts and options.code is not None:
-        return [""]  # the text begins with the code alone
-    if not prompts and given:
-        raise UserError(f"generate: RUN is missing, or {options.run} is no text after --prompt; give RUN --prompt TEXT")
+        return [""]  # the control code alone is the prompt
+    if not prompts and has_option:
+        raise UserError(f"generate: --prompt {options.run}: RUN or the prompt is missing; give RUN --prompt TEXT")
     if not prompts:
-        raise UserError("generate: has no prompt; give --prompt TEXT, or --prompts FILE with one on each line")
+        raise UserError("generate: no prompt is given; give --prompt TEXT, or --prompts FILE with one per line")
     return prompts
 
 
-def _of_texts_alone(options: Generate) -> list[str]:
-    """The options given, other than their defaults, that say how texts are written."""
-    of_all = changed(options, but=(*OF_FILLINGS, "decoding", "steering"))
-    return [*changed(options.decoding), *of_all, *changed(options.steering, "--steering.")]
+def _for_texts_only(options: Generate) -> list[str]:
+    """List the options that differ from their defaults and only apply to generating texts."""
+    others = changed(options, but=(*OF_FILLINGS, "decoding", "steering"))
+    return [*changed(options.decoding), *others, *changed(options.steering, "--steering.")]
 
 
 def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> None:
@@ -115,6 +115,7 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
     from pretrain.training import targets
     from tpu.mesh import divided_by
 
+    """Print the texts that a decoder or encoder-decoder generates."""
     made, has_encoder = opened.tokenizer, isinstance(opened.module, EncoderDecoder)
     marks = sentinels(made)
     stops = [unescaped(written) for written in options.stop]
@@ -127,18 +128,18 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
     with_sentinels = lambda prompt: made.tokenizer.encode(prompt, add_special_tokens=False).ids
     encoded = [*map(with_sentinels, prompts)] if has_encoder else encode(made, prompts)
     if stops and has_encoder and any(marks & {*tokens} for tokens in encoded):
-        raise UserError(f"--stop {options.stop[0]!r}: what is put in place of sentinels ends with them; leave it out")
+        raise UserError(f"--stop {options.stop[0]!r}: has no effect on filling sentinels; leave it out")
     if behind and not has_encoder:
-        print("the run's rows are input and target: each prompt is an input, after which its target is written")
+        print("the run was trained on inputs and targets: each prompt is an input, and its target is printed")
     printed = [[] for _ in encoded] if behind else encoded
-    begun = [before + tokens + behind for tokens in encoded]
-    opened.warn_beyond_trained(max(map(len, begun)) + (0 if has_encoder else decoding.max_tokens - 1))
-    doing("compiling, then writing")
+    inputs = [before + tokens + behind for tokens in encoded]
+    opened.warn_beyond_trained(max(map(len, inputs)) + (0 if has_encoder else decoding.max_tokens - 1))
+    doing("compiling, then generating")
     with divided_by(opened.mesh):
-        texts = generate(opened.module, opened.params, begun, decoding, options.seed, number, opened.mesh, program)
-    for index, (tokens, found) in enumerate(zip(printed, texts, strict=True)):
-        for which, more in enumerate(found):
-            if len(prompts) * len(found) > 1:
+        texts = generate(opened.module, opened.params, inputs, decoding, options.seed, number, opened.mesh, program)
+    for index, (tokens, continuations) in enumerate(zip(printed, texts, strict=True)):
+        for which, more in enumerate(continuations):
+            if len(prompts) * len(continuations) > 1:
                 print(f"== prompt {index + 1}, text {which + 1}")
             ended = more[:-1] if more[-1] in ends else more
             if not has_encoder or not marks & {*encoded[index]}:
@@ -146,13 +147,13 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
             elif (filled := in_place(made, encoded[index], ended)) != encoded[index]:
                 print(seen(made, filled, prompts[index]))
             else:
-                print("nothing was written for the prompt's sentinels; what was written is")
+                print("the model filled none of the prompt's sentinels; it wrote")
                 print(made.tokenizer.decode(more, skip_special_tokens=False))
 
 
 def _program(options: Generate, opened: "Opened") -> Callable:
-    """What `generate` takes for its program; words of several tokens are named in a line. UserError for options that
-    do not go together."""
+    """Choose the program of `generate`, steered or not; print which words are left out as they are several tokens.
+    UserError for options that cannot be combined."""
     from models.blocks.embeddings import padded_vocab
     from pretrain.generation.loop import program
     from pretrain.steering.discriminator import load
@@ -166,53 +167,53 @@ def _program(options: Generate, opened: "Opened") -> Callable:
     if words is not None:
         tokens, left_out = bag(words, Encoder(opened.tokenizer.tokenizer), padded_vocab(opened.config.vocab_size))
         if left_out:
-            print(f"left out of --words {words}, as they are several tokens: {', '.join(left_out)}")
+            print(f"--words {words}: these are several tokens and are left out: {', '.join(left_out)}")
         aim = aim._replace(words=tokens)
     if discriminator is not None:
-        found = load(discriminator, opened.params)
-        if options.label not in found.labels:
-            raise UserError(unknown(f"--label: {discriminator} has no label", options.label, found.labels))
-        label = np.int32(found.labels.index(options.label))
-        aim = aim._replace(discriminator=(found.kernel, found.bias, label))
+        loaded = load(discriminator, opened.params)
+        if options.label not in loaded.labels:
+            raise UserError(unknown(f"--label: {discriminator} has no label", options.label, loaded.labels))
+        label = np.int32(loaded.labels.index(options.label))
+        aim = aim._replace(discriminator=(loaded.kernel, loaded.bias, label))
     return steered_program(aim, options.steering)
 
 
 def sentinels(made: Made) -> set[int]:
-    """Their tokens."""
+    """Return the tokens of a tokenizer that are sentinels."""
     return {token for role, token in made.special.items() if role.startswith("sentinel_")}
 
 
 def in_place(made: Made, prompt: list[int], more: list[int]) -> list[int]:
-    """A prompt with what was written for its sentinels in their place; one that nothing was written for stays."""
-    marks, found = sentinels(made), {}
+    """Replace the sentinels of a prompt by the generated spans; a sentinel without a span stays."""
+    marks, spans = sentinels(made), {}
     for token in more:
         if token in marks:
-            span = found.setdefault(token, [])
-        elif found:
+            span = spans.setdefault(token, [])
+        elif spans:
             span.append(token)
-    return [token for at in prompt for token in (found.get(at) or [at])]
+    return [token for at in prompt for token in (spans.get(at) or [at])]
 
 
 def seen(made: Made, tokens: list[int], prompt: str) -> str:
-    """The text of tokens; of special ones sentinels alone are in it, with the white space around them that the prompt
-    has, which a tokenizer may drop."""
+    """Decode tokens without special tokens other than sentinels. White space around a sentinel, which a tokenizer may
+    drop, is as in the prompt."""
     unseen = {*made.special.values()} - sentinels(made)
     text = made.tokenizer.decode([token for token in tokens if token not in unseen], skip_special_tokens=False)
     kept = "|".join(re.escape(made.tokenizer.id_to_token(token)) for token in sentinels(made) & {*tokens})
     placed = re.compile(rf"\s*(?:{kept})\s*")
-    there = iter(placed.findall(prompt))
-    return placed.sub(lambda found: next(there, found[0]), text) if kept else text
+    as_in_prompt = iter(placed.findall(prompt))
+    return placed.sub(lambda match: next(as_in_prompt, match[0]), text) if kept else text
 
 
 def _text(made: Made, prompt: list[int], more: list[int], stop: Sequence[str]) -> str:
-    """A prompt and what was written after it, up to the first of some texts there."""
+    """Decode a prompt and its continuation, which ends before the first stop string in it."""
     begin, text = made.tokenizer.decode(prompt), made.tokenizer.decode(prompt + more)
-    ends = [text.find(one, len(begin)) for one in stop]
+    ends = [text.find(string, len(begin)) for string in stop]
     return text[: min((end for end in ends if end >= 0), default=len(text))]
 
 
 def _print_fillings(options: Generate, opened: "Opened", prompts: list[str]) -> None:
-    """Rows as the model read them: between the tokens that begin and end one."""
+    """Print the likeliest tokens for each mask; prompts are read between [CLS] and [SEP]."""
     from pretrain.generation.decoding import fill
 
     made, mask = opened.tokenizer, opened.tokenizer.special["mask"]
@@ -223,18 +224,18 @@ def _print_fillings(options: Generate, opened: "Opened", prompts: list[str]) -> 
         pieces = prompt.replace(made.tokenizer.id_to_token(mask), MASK).split(MASK)
         if len(pieces) == 1:
             raise UserError(f"--prompt {prompt!r}: this model fills masks; write {MASK} where a word is missing")
-        # White space before a mask belongs to the word there.
+        # White space before a mask belongs to the masked word.
         parts = encode(made, [piece.rstrip() for piece in pieces[:-1]] + pieces[-1:])
         row = [made.special["cls"], *parts[0]]
         for part in parts[1:]:
             row += [mask, *part]
         row.append(made.special["sep"])
-        for place, found in enumerate(fill(opened.module, opened.params, row, mask, *sizes)):
+        for place, guesses in enumerate(fill(opened.module, opened.params, row, mask, *sizes)):
             print(prompt if len(pieces) == 2 else f"{prompt} (mask {place + 1})")
-            for token, probability in found:
+            for token, probability in guesses:
                 print(f"  {probability:.4f}  {made.tokenizer.decode([token], skip_special_tokens=False)}")
 
 
 def encode(made: Made, texts: Sequence[str]) -> list[list[int]]:
-    """Tokens of texts, as those of a corpus: special tokens that a text spells are plain text."""
+    """Encode texts as a corpus does: a special token spelled out in a text is plain text."""
     return [tokens.tolist() for tokens in Encoder(made.tokenizer).tokens([*texts])]

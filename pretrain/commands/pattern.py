@@ -1,4 +1,4 @@
-"""`python -m pretrain pattern`: what sees what in a recipe's sparse pattern, as a picture and in words."""
+"""`python -m pretrain pattern`: draw and describe a recipe's sparse attention pattern."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,20 +11,20 @@ USAGE = "python -m pretrain pattern bert-base --out pattern.png --model.pattern.
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """What to show of a recipe's pattern."""
+    """Which part of a recipe's sparse pattern to draw, and where."""
 
     out: Path
-    """The PNG (or PDF, SVG) file to write."""
+    """PNG, PDF or SVG file to write."""
     length: int | None = None
-    """Tokens of a row; by default those of the longest phase."""
+    """Sequence length in tokens; by default that of the longest phase."""
     layer: int | None = None
-    """This layer alone, from 0."""
+    """Draw only this layer, from 0; by default all."""
     head: int | None = None
-    """This head alone, from 0."""
+    """Draw only this head, from 0; by default all."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    recipe, shown = parse_recipe(arguments, Shown, USAGE, "Draw what sees what in the sparse pattern of {}.")
+    recipe, shown = parse_recipe(arguments, Shown, USAGE, "Draw the sparse attention pattern of {}.")
     from pretrain.commands.pattern_picture import show_pattern
 
     show_pattern(recipe, shown)

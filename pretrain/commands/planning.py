@@ -1,4 +1,4 @@
-"""`python -m tpu plan`: the steps of recipes, put on slices that nobody has rented yet."""
+"""`python -m tpu plan`: compile the train steps of recipes for TPU slices that need not be at hand."""
 
 import dataclasses
 import re
@@ -29,13 +29,13 @@ class Table:
     """Plan every recipe on one slice of each generation."""
 
     topologies: tuple[str, ...] = ("v4:2x2x4", "v5e:4x4", "v5p:2x2x4", "v6e:4x4", "tpu7x:2x2x2")
-    """Slices."""
+    """TPU slices, GENERATION:SHAPE each."""
     recipes: tuple[str, ...] = tuple(RECIPES)
-    """Recipes."""
+    """Names of the recipes; by default all."""
     out: Path = Path("plans")
-    """Folder for plans.md and plans.png."""
+    """Folder to write plans.md and plans.png to."""
     cache: Path = CACHE
-    """Where the compiler's answers are kept."""
+    """Folder that keeps the compiler's results."""
 
     def __post_init__(self):
         for name in ("topologies", "recipes"):
@@ -44,13 +44,13 @@ class Table:
 
 
 def plan_command(arguments: Sequence[str]) -> int:
-    """`RECIPE --topology ...` prints a plan, `--all` writes a table -> exit status."""
+    """Print a plan (`RECIPE --topology ...`) or write a table of plans (`--all`) -> exit status."""
     if "--all" in arguments:
         _table(parse(Table, [a for a in arguments if a != "--all"], "python -m tpu plan --all"))
         return 0
     recipe, target = parse_plan(arguments)
     topology = parse_topology(target.topology)
-    if target.mesh is not None:  # a mistake in it is said before the compiler is asked
+    if target.mesh is not None:  # report mistakes before compiling
         slices = _slices(target)
         shape = parse_mesh(target.mesh, slices * topology.chips * topology.device.per_chip, slices)
         check_batches(recipe, target.microbatches, shape)
@@ -64,7 +64,7 @@ def plan_command(arguments: Sequence[str]) -> int:
 
 
 def parse_plan(arguments: Sequence[str]) -> tuple[Recipe, Target]:
-    """`bert-base --topology v5e:4x4 --model.depth 3` -> the recipe with its changes, and what to plan it for."""
+    """Parse `bert-base --topology v5e:4x4 --model.depth 3` -> (the recipe with its changes, the target)."""
     recipe, target = parse_target(arguments)
     recipe = shaped(recipe, target.batch_size, target.sequence_length)
     check(recipe)
@@ -73,9 +73,9 @@ def parse_plan(arguments: Sequence[str]) -> tuple[Recipe, Target]:
 
 
 def shaped(recipe: Recipe, batch_size: int | None, length: int | None) -> Recipe:
-    """The recipe with every phase at this batch size and length, where given; phases that become equal are joined."""
-    given = {"batch_size": batch_size, "length": length}
-    change = {name: value for name, value in given.items() if value is not None}
+    """Set the batch size and length of every phase, unless None; phases that become equal are joined."""
+    sizes = {"batch_size": batch_size, "length": length}
+    change = {name: value for name, value in sizes.items() if value is not None}
     shares: dict[Phase, float] = {}
     for phase in recipe.phases:
         shape = dataclasses.replace(phase, share=0.0, **change)
@@ -85,13 +85,12 @@ def shaped(recipe: Recipe, batch_size: int | None, length: int | None) -> Recipe
 
 
 def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[Work, str]]:
-    """(the real train step of each task of each phase, its title); UserError where the mesh and the batch do not
-    agree."""
+    """Yield (the train step, its title) for each task of each phase; UserError if the mesh cannot divide the batch."""
     slices = _slices(target)
-    found = compiler.devices(topology, slices)
-    placed = place(recipe, target, found, topology.device.hbm, "tpu")
+    devices = compiler.devices(topology, slices)
+    placed = place(recipe, target, devices, topology.device.hbm, "tpu")
     where = f"{slices} x {topology}" if slices > 1 else str(topology)
-    counted = f"{slices * topology.chips} chips" + (f", {len(found)} devices" if topology.device.per_chip > 1 else "")
+    counted = f"{slices * topology.chips} chips" + (f", {len(devices)} devices" if topology.device.per_chip > 1 else "")
     program = placed.assembly.model.program
     for stage in placed.stages:
         yield (
@@ -111,7 +110,7 @@ def _slices(target: Target) -> int:
 
 
 def _work(stage: Stage, microbatches: int) -> Work:
-    """The train step of a phase."""
+    """Describe a stage's train step for the planner."""
     phase, shape = stage.phase, mesh_shape(stage.mesh)
     state, frozen, batch, given = stage.train.arguments
     return Work(
@@ -130,17 +129,19 @@ def _work(stage: Stage, microbatches: int) -> Work:
         length=phase.length,
         model_flops=model_flops(stage.assembly.recipe, phase, stage.task),
         checkpoint=checkpoint_bytes(state),
-        # Slice, 0 where there is one, and coordinates, none on CPUs
-        places=tuple((getattr(one, "slice_index", 0), *getattr(one, "coords", ())) for one in stage.mesh.devices.flat),
-        ahead=Options.log_every - 1,  # between two reports the loop waits for no step
-        # Without microbatches a step holds all that an evaluation of its batch does.
+        # Slice index (0 if there is one slice) and coordinates (none on CPUs)
+        places=tuple(
+            (getattr(device, "slice_index", 0), *getattr(device, "coords", ())) for device in stage.mesh.devices.flat
+        ),
+        ahead=Options.log_every - 1,  # the loop waits for steps only when it reports
+        # Without microbatches, a train step needs at least the memory of an evaluation.
         evaluation=(stage.evaluate, shard_bytes(stage.state._replace(params=()))) if microbatches > 1 else None,
         options=stage.train.options,
     )
 
 
 def _largest(recipe: Recipe, index: int, target: Target, topology: Topology, planned: Plan):
-    """The largest batch of a phase that is planned, on its mesh."""
+    """Find the largest batch size of a planned phase, on its mesh."""
     target = dataclasses.replace(target, mesh=planned.work.mesh)
 
     def total(rows: int) -> float:
@@ -153,10 +154,10 @@ def _largest(recipe: Recipe, index: int, target: Target, topology: Topology, pla
 
 
 def _table(options: Table) -> None:
-    """Plan recipes one by one; what fails is a row that says why."""
+    """Plan recipes one by one; a plan that fails becomes a row with the reason."""
     recipes = [find(name) for name in options.recipes]
     topologies = [parse_topology(name) for name in options.topologies]
-    plan_report.make(options.out)  # before the hours that plans take
+    plan_report.make(options.out)  # fail early: plans take hours
     compiler.prepare()
     rows = []
     for recipe in recipes:

@@ -1,4 +1,4 @@
-"""`python -m pretrain plot`: learning curves as a picture."""
+"""`python -m pretrain plot`: draw learning curves."""
 
 import dataclasses
 import itertools
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SKIPPED = ("kind", "step", "seconds_left", "step_ms", "model_tflops_per_s", "base_rate", "always_f1")
-LAST = ("gradient_norm", "learning_rate", "tokens_per_s", "mfu")  # after what is learned
+LAST = ("gradient_norm", "learning_rate", "tokens_per_s", "mfu")  # drawn after the others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,15 +24,15 @@ class Plot:
     """Draw learning curves of one or several runs."""
 
     runs: Positional[tuple[Place, ...]]
-    """Work directories."""
+    """Work directories of the runs."""
     out: Path
-    """The PNG (or PDF, SVG) file to write."""
+    """PNG, PDF or SVG file to write."""
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parse_checked(Plot, arguments, "plot", {})
     if not options.runs:
-        raise UserError("plot: name the --workdir of a run or several, as in `python -m pretrain plot RUN --out x.png`")
+        raise UserError("plot: no run is given; name one or more, as in `python -m pretrain plot RUN --out x.png`")
     import_models()
     check_picture(options.out)
     print(save_picture(*curves(options.runs), options.out))
@@ -40,8 +40,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def curves(runs: Sequence[Path]) -> tuple["Figure", dict, int]:
-    """One panel per figure, training thin and held-out thick, a colour per run, or per corpus of a run where it has
-    figures of several -> what `save_picture` takes. UserError for a run without figures."""
+    """Draw one panel per metric, training thin and held-out thick, with a colour per run, or per corpus or task of a
+    run that has several -> arguments of `save_picture`. UserError for a run without metrics."""
     from matplotlib.figure import Figure
 
     from pretrain.storage.journal import read_metrics
@@ -50,11 +50,11 @@ def curves(runs: Sequence[Path]) -> tuple["Figure", dict, int]:
     measured = {run: {kind: read_metrics(RunDirectory(run), kind) for kind in ("train", "eval")} for run in runs}
     for run, kinds in measured.items():
         if not any(kinds.values()):
-            raise UserError(f"{run} has no figures to plot: is it the --workdir of a run?")
+            raise UserError(f"{run}: has no metrics to plot; give the --workdir of a run")
     entries = [entry for kinds in measured.values() for kind in kinds.values() for entry in kind]
-    found = dict.fromkeys(name for entry in entries for name in entry if name not in SKIPPED)
-    sources = list(dict.fromkeys(name.rpartition("/")[0] for name in found))
-    names = dict.fromkeys(name.rpartition("/")[2] for name in found)
+    keys = dict.fromkeys(name for entry in entries for name in entry if name not in SKIPPED)
+    sources = list(dict.fromkeys(key.rpartition("/")[0] for key in keys))
+    names = dict.fromkeys(key.rpartition("/")[2] for key in keys)
     names = [name for name in names if name not in LAST] + [name for name in LAST if name in names]
     columns = min(3, len(names))
     lines = -(-len(names) // columns)
@@ -69,14 +69,15 @@ def curves(runs: Sequence[Path]) -> tuple["Figure", dict, int]:
 
 
 def _draw(panel, name: str, sources: Sequence[str], curves: dict) -> None:
-    """sources: what stands before the names of figures, "" for those of the whole run."""
+    """Draw the panel of one metric.   sources: prefixes of metrics, "" for those of the whole run."""
     ends = (["/".join(run.parts[-length:]) for run in curves] for length in itertools.count(1))  # of the runs' paths
-    named = zip(next(of for of in ends if len(set(of)) == len(curves)), curves.values(), strict=True)
-    for index, ((label_of_run, kinds), source) in enumerate(itertools.product(named, sources)):
-        key, of = (f"{source}/{name}", f"{label_of_run} {source}") if source else (name, label_of_run)
+    shortest = next(labels for labels in ends if len(set(labels)) == len(curves))
+    named = zip(shortest, curves.values(), strict=True)
+    for index, ((run_label, kinds), source) in enumerate(itertools.product(named, sources)):
+        key, curve_label = (f"{source}/{name}", f"{run_label} {source}") if source else (name, run_label)
         for kind, style in (("train", {"alpha": 0.45, "linewidth": 1}), ("eval", {"marker": "o", "markersize": 3})):
             points = [(entry["step"], entry[key]) for entry in kinds[kind] if key in entry]
-            label = of if kind == "train" else f"{of} held-out"
+            label = curve_label if kind == "train" else f"{curve_label} held-out"
             if points:
                 panel.plot(*zip(*points, strict=True), color=f"C{index}", label=label, **style)
     if name == "perplexity":

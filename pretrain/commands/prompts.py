@@ -1,4 +1,4 @@
-"""`python -m pretrain prompts`: what a causal decoder answers after so many examples, as a table."""
+"""`python -m pretrain prompts`: evaluate a causal decoder on questions, zero-shot and few-shot."""
 
 import dataclasses
 import itertools
@@ -32,31 +32,31 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prompts(OfModel):
-    """Ask a causal decoder questions of a file, each after some of the others with their answers."""
+    """Evaluate a causal decoder on the questions of a file, each after some answered examples (shots) of that file."""
 
     examples: Path
-    """A file of JSON lines: {"input", "target"}, or {"input", "choices", "answer"}."""
+    """JSON Lines file of {"input", "target"}, or of {"input", "choices", "answer"}."""
     shots: tuple[int, ...] = (0,)
-    """How many answered examples stand before each question; one row of the table for each number."""
+    """Numbers of answered examples before each question; the table has one row per number."""
     seed: int = 0
-    """Draws them, alike for all models."""
+    """Random seed of the draw of examples; one seed draws the same for all models."""
     score: Literal["likelihood", "greedy"] = "likelihood"
-    """How likely targets are, or how many of them the likeliest text, token by token, equals."""
+    """likelihood: log probability of the targets. greedy: share of greedily decoded texts that equal their target."""
     stop: str = "\\n"
-    """Greedy text ends before this, in which \\n is a newline."""
+    """With --score greedy: the text ends before this string, in which \\n is a newline."""
     max_tokens: int = 32
-    """Greedy text has at most so many tokens."""
+    """With --score greedy: maximum number of tokens to generate."""
     template: Annotated[Template, arg(name="")] = Template()
     out: Path | None = None
-    """A JSON file for the figures; one that is there is replaced."""
+    """JSON file to write the metrics to; an existing file is replaced."""
     mesh: str | None = None
-    """How this machine's devices share the work, as of `run`, whose automatic mesh is the default."""
+    """Mesh of this machine's devices, as in `run`; by default the automatic mesh of `run`."""
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parse_checked(Prompts, arguments, "prompts", {"seed": SEED, "max_tokens": COUNT})
     if min(options.shots, default=-1) < 0:
-        raise UserError("--shots: give numbers from 0 on, as in --shots 0 1 8")
+        raise UserError(f"--shots {' '.join(map(str, options.shots))}: give numbers from 0 on, as in --shots 0 1 8")
     if options.score == "likelihood":
         for option in "stop", "max_tokens":
             if (value := getattr(options, option)) != getattr(Prompts, option):
@@ -82,55 +82,57 @@ def main(arguments: Sequence[str]) -> int:
     greedy, positions = options.score == "greedy", opened.config.positions
     if greedy and options.max_tokens >= positions:
         raise UserError(
-            f"--max-tokens {options.max_tokens}: give from 1 to {positions - 1}, below the model's positions"
+            f"--max-tokens {options.max_tokens}: the model has {positions} positions; give 1 to {positions - 1}"
         )
     tokenizer, room = opened.tokenizer, positions - options.max_tokens * greedy
     between = delimiter(opened.objective, tokenizer.special)
     if between is not None:
         if options.template != Template():
-            beside = "the run's rows are an input and its target, between which its delimiter stands; leave them out"
-            raise UserError(f"--separator, --between: {beside}")
-        print("the run's rows are input and target: its delimiter stands between")
+            cause = "the run was trained with a delimiter of its own between input and target; leave them out"
+            raise UserError(f"--separator, --between: {cause}")
+        print("prompts use the delimiter between input and target that the run was trained with")
     prompter = Prompter(examples, tokenizer, options.template, room, between)
-    asked = {shots: prompter(shots, options.seed, not greedy) for shots in dict.fromkeys(options.shots)}
-    everything = [*itertools.chain(*asked.values())]
+    prompts_of = {shots: prompter(shots, options.seed, not greedy) for shots in dict.fromkeys(options.shots)}
+    everything = [*itertools.chain(*prompts_of.values())]
     longest = max((len(text.tokens) for prompt in everything for text in prompt.texts), default=0) - 1
     opened.warn_beyond_trained(longest + options.max_tokens * greedy)
-    doing("compiling, then asking")
+    doing("compiling, then scoring prompts")
     with divided_by(opened.mesh):
         if greedy:
             limits = {"stop": unescaped(options.stop), "max_tokens": options.max_tokens}
-            found = asking.answers(opened.module, opened.params, everything, prompter, **limits, mesh=opened.mesh)
+            results = asking.answers(opened.module, opened.params, everything, prompter, **limits, mesh=opened.mesh)
         else:
-            found = asking.log_likelihoods(opened.module, opened.params, everything, opened.mesh)
-    found, told = iter(found), asking.of_answers if greedy else asking.of_likelihoods
-    rows = {shots: told(prompts, [*itertools.islice(found, len(prompts))]) for shots, prompts in asked.items()}
-    _show(options, opened, asked, rows)
+            results = asking.log_likelihoods(opened.module, opened.params, everything, opened.mesh)
+    results, summarize = iter(results), asking.of_answers if greedy else asking.of_likelihoods
+    rows = {
+        shots: summarize(prompts, [*itertools.islice(results, len(prompts))]) for shots, prompts in prompts_of.items()
+    }
+    _show(options, opened, prompts_of, rows)
     return 0
 
 
 def _show(
-    options: Prompts, opened: "Opened", asked: dict[int, list[Prompt]], rows: dict[int, dict[str, "Figure"]]
+    options: Prompts, opened: "Opened", prompts_of: dict[int, list[Prompt]], rows: dict[int, dict[str, "Figure"]]
 ) -> None:
-    """The table, and the file."""
+    """Print the table and write the --out file.   prompts_of, rows: by number of shots."""
     from pretrain.prompting.asking import with_error
     from pretrain.storage.run_directory import write_whole
 
     names = list(next(iter(rows.values())))
     table = Table("shots", *names, "shots left out", title=f"{options.examples} of {opened.name}")
-    kept = []
-    for shots, of_shots in rows.items():
-        left_out = np.array([prompt.left_out for prompt in asked[shots]])
-        said = f"{left_out.sum()} of {np.count_nonzero(left_out)} prompts" if left_out.any() else "none"
-        table.add_row(str(shots), *(with_error(of_shots[name]) for name in names), said)
-        named = {name: {"value": value, "standard_error": error} for name, (value, error) in of_shots.items()}
-        kept.append({"shots": shots, "left_out": left_out.tolist(), "figures": named})
+    records = []
+    for shots, metrics in rows.items():
+        left_out = np.array([prompt.left_out for prompt in prompts_of[shots]])
+        cell = f"{left_out.sum()} of {np.count_nonzero(left_out)} prompts" if left_out.any() else "none"
+        table.add_row(str(shots), *(with_error(metrics[name]) for name in names), cell)
+        named = {name: {"value": value, "standard_error": error} for name, (value, error) in metrics.items()}
+        records.append({"shots": shots, "left_out": left_out.tolist(), "figures": named})
     console = wide_console()
     console.print(table)
     console.print(f"{len(left_out)} examples; ± is one standard error")
     if options.out:
         about = {"run": str(options.run), "step": opened.step, "examples": str(options.examples), "seed": options.seed}
         about |= {"score": options.score, "stop": options.stop, "max_tokens": options.max_tokens}
-        about |= {**dataclasses.asdict(options.template), "rows": kept}
+        about |= {**dataclasses.asdict(options.template), "rows": records}
         with writing(options.out):
             write_whole(options.out, json.dumps(about, indent=1, ensure_ascii=False) + "\n")

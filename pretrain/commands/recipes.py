@@ -1,6 +1,6 @@
-"""`python -m pretrain recipes`: what can be trained, from a file: to import and count the models takes seconds.
+"""`python -m pretrain recipes`: list the recipes, from a file, since importing and counting models takes seconds.
 
-`python -m pretrain.commands.recipes` writes that file anew.
+`python -m pretrain.commands.recipes` rewrites that file.
 """
 
 import dataclasses
@@ -14,9 +14,9 @@ from data_pipelines.command_line import parse
 from pretrain.commands.common import wide_console
 
 FILE = Path(__file__).parent.parent / "recipes" / "table.json"
-OF_VOCABULARY = {"vocab", "cluster"}  # axes that grow with it
-# Columns whose name is another than their key
-TITLES = {"body": "parameters\nwithout the\nvocabulary's", "published": "with those of\nthe paper's"}
+OF_VOCABULARY = {"vocab", "cluster"}  # axes whose size depends on the vocabulary
+# Columns whose title differs from their key
+TITLES = {"body": "parameters\nwithout\nvocabulary", "published": "with the\npaper's\nvocabulary"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Recipes:
     """List the recipes: model, parameters, objective, source."""
 
     json: str | None = None
-    """Print this recipe as a file for `run --recipe`, to be edited."""
+    """Print this recipe as JSON, to edit and pass to `run --recipe`."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,19 +43,19 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def rows() -> list[dict[str, str]]:
-    """Of each recipe, text by column."""
+    """Read the table: for each recipe, column -> text."""
     return json.loads(FILE.read_text())
 
 
 def row(recipe) -> dict[str, str]:
-    """A `Recipe` as text by column."""
+    """Describe a `Recipe`: column -> text."""
     import jax
 
     from models.core.parameters import count, leaves, nest
     from models.core.program import Program
     from pretrain.training.assembly import assemble, initial_params
 
-    assembly = assemble(recipe, Program())  # traced fastest, however deep it is
+    assembly = assemble(recipe, Program())  # the default program is the fastest to trace
     params = jax.eval_shape(lambda: initial_params(assembly))
     of_vocabulary = {parameter.path for parameter in assembly.table if OF_VOCABULARY & {*parameter.axes}}
     body = nest({path: leaf for path, leaf in leaves(params) if path not in of_vocabulary})

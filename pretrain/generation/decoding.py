@@ -1,4 +1,4 @@
-"""Prompts continued by a causal model, `generate` with the settings of `Decoding`; or masks filled by a masked one."""
+"""Continue prompts with a causal model or an encoder-decoder (`generate`), or fill masks (`fill`)."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +21,8 @@ from pretrain.objectives.protocols import Encoder, Generator, TokenPredictor, Wr
 from tpu.batches import on_host
 from tpu.mesh import mesh_shape, row_mesh
 
-ROWS = 64  # written at the same time, at most
-SHORTEST = 16  # places for prompts: a power of two from this one on, so that few programs are compiled
+ROWS = 64  # most rows of a batch
+SHORTEST = 16  # shortest padded prompt; lengths are powers of two, so that few programs are compiled
 
 
 def generate(
@@ -36,42 +36,41 @@ def generate(
     program: Callable = program,
     tell: Callable[[int], object] = lambda texts: None,
 ) -> list[list[list[int]]]:
-    """For each prompt `number` continuations, without the prompt, up to the first stop token with it.
+    """Generate `number` continuations of each prompt, without the prompt, up to and with the first stop token.
 
-    What is drawn for a prompt depends on the seed, its place among the prompts, and which of its continuations it is.
-    mesh: where the parameters lie cut over several devices, that of them.   program: what writes them, as
-    `loop.program` does.   tell: is told after each batch how many prompts it had.   UserError for what cannot be
-    continued.
+    Samples depend on the seed, the index of the prompt and the index of the continuation only.
+    mesh: of the parameters, if they are sharded.   program: makes the compiled loop, like `loop.program`.
+    tell: called after each batch with its number of prompts.   UserError for what cannot be continued.
     """
     _check(model, prompts, decoding, number)
     mesh = mesh or row_mesh(jax.local_devices(), [1])
     write = program(model, decoding, mesh)
     samples = number if decoding.beams == 1 else 1
-    order = sorted(range(len(prompts)), key=lambda prompt: len(prompts[prompt]))  # of like length together
+    order = sorted(range(len(prompts)), key=lambda prompt: len(prompts[prompt]))  # batch prompts of similar length
     rows = [(prompt, sample) for prompt in order for sample in range(samples)]
-    found = [[] for _ in prompts]
+    results = [[] for _ in prompts]
     for batch in _batches(rows, max(1, ROWS // decoding.beams), mesh_shape(mesh).batch_parts):
         tokens, segments = left_padded([prompts[prompt] for prompt, _ in batch])
         of_prompts, of_samples = np.array(batch, np.uint32).T
         noise = row_keys(seed, of_samples, of_prompts)
         texts = on_host(write(params, tokens, segments, noise))  # [rows, texts of each, n]
         for (prompt, sample), written in zip(batch, texts, strict=True):
-            if len(found[prompt]) == sample:  # else one that fills the batch up
+            if len(results[prompt]) == sample:  # else a row that pads the batch
                 for text in written[:number].tolist():
                     end = next((place for place, token in enumerate(text) if token in decoding.stop), len(text))
-                    found[prompt].append(text[: end + 1])
+                    results[prompt].append(text[: end + 1])
         tell(len({prompt for prompt, _ in batch}))
-    return found
+    return results
 
 
 def check_whole_rows(text: str | None, mesh: Mesh) -> None:
-    """UserError where --mesh cuts what is written one token at a time.   text: as it was given."""
+    """Raise UserError if a mesh shards sequences, which grow token by token here.   text: value of --mesh."""
     if mesh_shape(mesh).sequence > 1:
-        raise UserError(f"--mesh {text}: sequence cuts rows, texts grow token by token; use data, fsdp or tensor")
+        raise UserError(f"--mesh {text}: generation cannot shard over sequence; use data, fsdp or tensor")
 
 
 def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and segments i32[rows, places] of texts that end together."""
+    """Pad texts on the left -> (tokens, segments), i32[rows, places] each."""
     places = max(SHORTEST, power_of_two(max(map(len, prompts))))
     tokens, segments = np.zeros((2, len(prompts), places), np.int32)
     for row, prompt in enumerate(prompts):
@@ -83,44 +82,44 @@ def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarra
 def _check(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decoding, number: int) -> None:
     if not isinstance(model, Writer):
         able = [name for name, family in FAMILIES.items() if issubclass(family.trunk, Writer)]
-        raise UserError(f"a model of {name_of(model.config)} cannot continue texts; those of {', '.join(able)} can")
+        raise UserError(f"a model of {name_of(model.config)} cannot continue texts; use one of {', '.join(able)}")
     if cut := getattr(model, "clusters", ()):
         raise UserError(
-            f"a model whose vocabulary model.cutoffs={cut} cuts cannot continue texts; train one without them"
+            f"model.cutoffs={cut}: a model with an adaptive softmax cannot continue texts; train one without cutoffs"
         )
     vocab_size, positions = model.config.vocab_size, getattr(model.config, "positions", math.inf)
     for field in "beams", "top_k":
         if (value := getattr(decoding, field)) > vocab_size:
-            raise UserError(f"--{field.replace('_', '-')} {value}: the vocabulary has {vocab_size} tokens; give fewer")
+            raise UserError(f"--{field.replace('_', '-')} {value}: the vocabulary has {vocab_size} tokens; give less")
     several = decoding.beams if decoding.beams > 1 else number if decoding.sample else 1
     if not 1 <= number <= several:
         cure = f"give up to --beams {decoding.beams}" if decoding.beams > 1 else "add --sample, or --beams"
-        raise UserError(f"--number {number}: there are not so many texts of a prompt; {cure}")
+        raise UserError(f"--number {number}: greedy decoding and beam search give fewer texts per prompt; {cure}")
     for index, prompt in enumerate(prompts, 1):
         if not len(prompt):
-            raise UserError(f"prompt {index}: has no tokens; begin it with some text")
+            raise UserError(f"prompt {index}: has no tokens; write some text")
         if len(prompt) + decoding.max_tokens > positions:
             raise UserError(
-                f"prompt {index}: {len(prompt)} tokens and --max-tokens {decoding.max_tokens} are more than the "
-                f"{positions} positions of the model; shorten it, or give fewer"
+                f"prompt {index}: {len(prompt)} tokens and --max-tokens {decoding.max_tokens} exceed the model's "
+                f"{positions} positions; shorten the prompt, or lower --max-tokens"
             )
 
 
 def _batches(rows: list[tuple[int, int]], most: int, parts: int) -> Iterator[list[tuple[int, int]]]:
-    """Batches of a power of two rows, so that few programs are compiled, or of a multiple that a mesh cuts into equal
-    parts; the last one is filled up with its last row."""
+    """Split rows into batches whose size is a power of two, so that few programs are compiled, and a multiple of the
+    mesh's parts. The last batch is padded with copies of its last row."""
     for begin in range(0, len(rows), most):
         batch = rows[begin : begin + most]
         yield batch + batch[-1:] * (math.lcm(power_of_two(len(batch)), parts) - len(batch))
 
 
 def power_of_two(number: int) -> int:
-    """The smallest that is as large."""
+    """Round up to a power of two."""
     return 1 << (number - 1).bit_length()
 
 
 def fills(model: nn.Module) -> bool:
-    """Whether a model says which tokens stand at masks."""
+    """Return whether a model predicts masked tokens."""
     masked = isinstance(model, Encoder) and isinstance(model, TokenPredictor) and not isinstance(model, Writer)
     return masked or isinstance(model, Generator)
 
@@ -128,13 +127,13 @@ def fills(model: nn.Module) -> bool:
 def fill(
     model: nn.Module, params: Params, row: list[int], mask: int, length: int, number: int, global_tokens: int = 0
 ) -> list[list[tuple[int, float]]]:
-    """For each mask in a row of tokens the likeliest (token, its probability), best first, the others staying masks.
+    """Predict each mask of a row, while the other masks stay: `number` pairs (token, probability) each, best first.
 
-    length: of the rows that the model was trained on, to which this is padded.   global_tokens: so many that it names,
-    its first, then those like its last, which separates.   UserError for what cannot be filled.
+    length: of the model's training rows, to which the row is padded.   global_tokens: number of global tokens: the
+    row's first token, then separators.   UserError if the masks cannot be filled.
     """
     if len(row) > length:
-        raise UserError(f"{len(row)} tokens are more than the {length} of the model's rows; shorten the prompt")
+        raise UserError(f"the prompt's {len(row)} tokens exceed the model's rows of {length}; shorten the prompt")
     if not 1 <= number <= model.config.vocab_size:
         raise UserError(f"--number {number}: must be from 1 to the {model.config.vocab_size} tokens of the vocabulary")
     slots = np.flatnonzero(np.array(row) == mask)[None].astype(np.int32)
@@ -144,15 +143,15 @@ def fill(
     if global_tokens:
         batch["globals"] = global_positions(np.array([row], np.int32), row[-1], global_tokens)
     if lacking := [name for name, one in family_of(model.config).inputs.items() if one.required and name not in batch]:
-        raise UserError(f"a model of {name_of(model.config)} reads {lacking[0]!r} beside text; it fills no masks here")
+        raise UserError(f"a model of {name_of(model.config)} needs {lacking[0]!r} besides text; use another model")
     scores = jax.jit(log_probabilities, static_argnums=0)(model, params, inputs_of(model, batch), slots)
-    values, found = jax.lax.top_k(scores, number)
-    of_masks = zip(found.tolist(), np.exp(values).tolist(), strict=True)
+    values, tokens = jax.lax.top_k(scores, number)
+    of_masks = zip(tokens.tolist(), np.exp(values).tolist(), strict=True)
     return [list(zip(*of_mask, strict=True)) for of_mask in of_masks]
 
 
 def log_probabilities(model: nn.Module, params: Params, inputs: dict[str, Array], slots: Array) -> Array:
-    """Of the tokens at slots i32[rows, n]: f32[rows * n, vocab]."""
+    """Compute log probabilities f32[rows * n, vocab] of the tokens at slots i32[rows, n]."""
 
     def apply(*arguments, method):
         return model.apply({"params": params}, *arguments, method=method)

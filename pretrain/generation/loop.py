@@ -1,5 +1,5 @@
-"""Prompts continued in one compiled loop, token by token, with a state of what was read: by one text each, or by beam
-search as transformers has it: a prompt's texts of the best log probability, divided by a power of their length."""
+"""Continue prompts in one compiled loop, token by token, with cached states: one text each, or beam search as in
+transformers, where texts are ranked by log probability divided by a power of their length."""
 
 import contextlib
 import functools
@@ -23,15 +23,15 @@ from pretrain.objectives.protocols import EncoderDecoder
 from tpu.rules import activation_rules
 from tpu.xla import matmul_precision, small_product_options
 
-WORST = -1e9  # of what is there to fill places up
-NOTHING = -1  # in place of a token
+WORST = -1e9  # score of empty places
+NOTHING = -1  # token of empty places
 
 
 class Texts(NamedTuple):
-    """Rows that are being written.
+    """Rows being generated.
 
-    tokens: i32[rows, max_tokens], of which `written` stand.   done: bool[rows], whether a stop token stands.
-    lengths: i32[rows], tokens with the prompt's.   read: the model's state of all but the last token.
+    tokens: i32[rows, max_tokens], the first `written` valid.   done: bool[rows], whether a row has a stop token.
+    lengths: i32[rows], tokens including the prompt.   read: the model's state after all but the last token.
     """
 
     tokens: Array
@@ -42,12 +42,13 @@ class Texts(NamedTuple):
 
 
 class Beams(NamedTuple):
-    """The texts that a prompt may still get, best first, those that have ended, and what is known of all.
+    """State of a beam search: the open beams of each prompt, best first, and its best finished texts.
 
-    tokens: i32[prompts, beams, max_tokens], of which `written` stand.   scores: their log probabilities, f32[prompts,
-    beams].   ended: i32[prompts, beams, max_tokens].   worth: their scores by length, f32[prompts, beams]; WORST where
-    there is none yet.   hopeful: bool[prompts], whether one may still become better.   going: bool[].
-    lengths: i32[prompts * beams], tokens with the prompt's.
+    tokens: i32[prompts, beams, max_tokens], open beams, the first `written` valid.   scores: f32[prompts, beams], their
+    log probabilities.   ended: i32[prompts, beams, max_tokens], finished texts.   worth: f32[prompts, beams], their
+    length-normalised scores, WORST for empty places.   hopeful: bool[prompts], whether a better text may still come.
+    going: bool[], whether the search continues.   lengths: i32[prompts * beams], tokens including the prompt.
+    state: the model's state of the open beams.
     """
 
     tokens: Array
@@ -63,10 +64,10 @@ class Beams(NamedTuple):
 
 @functools.cache
 def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Params, Array, Array, Array], Array]:
-    """To continue left-padded prompts: (params, tokens and segments i32[rows, places], noise u32[rows, 2]) ->
-    i32[rows, texts of each, max_tokens]; what follows a stop token means nothing.
+    """Compile the continuation of left-padded prompts: (params, tokens and segments i32[rows, places], noise u32[rows,
+    2]) -> i32[rows, texts per row, max_tokens]; tokens after a stop token are meaningless.
 
-    params: of the model, or `ready` to be read by tokens.
+    params: the model's, or the result of `ready`.
     """
 
     def write(params: Params, tokens: Array, segments: Array, noise: Array) -> Array:
@@ -83,8 +84,8 @@ def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Param
 
 
 def begun_texts(model: nn.Module, tokens: Array, segments: Array) -> tuple[Array, Array]:
-    """Left-padded texts that are continued: the prompts themselves, i32[rows, places] both, or of a model whose encoder
-    reads these the token that begins its decoder's."""
+    """Return (tokens, segments) i32[rows, places] of the texts to continue: the prompts, or for an encoder-decoder the
+    decoder's start token."""
     if not isinstance(model, EncoderDecoder):
         return tokens, segments
     start = jnp.full((len(tokens), 1), model.start, jnp.int32)
@@ -94,10 +95,10 @@ def begun_texts(model: nn.Module, tokens: Array, segments: Array) -> tuple[Array
 def write_texts(
     decoding: Decoding, first: tuple[Array, Any], following: Callable, tokens: Array, segments: Array, noise: Array
 ) -> Array:
-    """Texts i32[rows, max_tokens] after left-padded ones, tokens and segments i32[rows, places].
+    """Generate texts i32[rows, max_tokens] after left-padded ones, tokens and segments i32[rows, places].
 
-    first: logits f32[rows, vocab] after them, and what is known of them.   following: (a further token i32[rows, 1],
-    lengths i32[rows] of the texts before it, what is known of these) -> the same after it.
+    first: (logits f32[rows, vocab] after the given texts, state).   following: (next token i32[rows, 1], lengths
+    i32[rows] of the texts before it, state) -> (logits, state) after it.
     """
     stop = jnp.array(decoding.stop, jnp.int32)
 
@@ -113,21 +114,21 @@ def write_texts(
         logits, read = following(last, texts.lengths, texts.read)
         return add(texts._replace(lengths=texts.lengths + 1, read=read), logits)
 
-    def goes_on(texts: Texts) -> Array:
+    def unfinished(texts: Texts) -> Array:
         return (texts.written < decoding.max_tokens) & ~texts.done.all()
 
-    logits, known = first
+    logits, state = first
     rows, prompts = len(tokens), without_padding(tokens, segments)
     empty = jnp.zeros((rows, decoding.max_tokens), jnp.int32)
-    texts = Texts(empty, jnp.int32(0), jnp.zeros(rows, bool), segments.sum(1), known)
-    return jax.lax.while_loop(goes_on, step, add(texts, logits)).tokens
+    texts = Texts(empty, jnp.int32(0), jnp.zeros(rows, bool), segments.sum(1), state)
+    return jax.lax.while_loop(unfinished, step, add(texts, logits)).tokens
 
 
 def search(
     model: nn.Module, decoding: Decoding, params: Params, first: tuple[Array, Any], tokens: Array, segments: Array
 ) -> Array:
-    """Left-padded prompts, tokens and segments i32[prompts, places] -> i32[prompts, beams, max_tokens], best first;
-    what follows a stop token means nothing. params: as of `apart`.   first: as of `write_texts`."""
+    """Search from left-padded prompts, tokens and segments i32[prompts, places] -> i32[prompts, beams, max_tokens],
+    best first; tokens after a stop token are meaningless.   params: from `apart`.   first: as in `write_texts`."""
 
     def step(beams: Beams) -> Beams:
         last = jax.lax.dynamic_slice_in_dim(beams.tokens, beams.written - 1, 1, axis=2).reshape(-1, 1)
@@ -154,12 +155,13 @@ def search(
 
 
 def _add(model: nn.Module, decoding: Decoding, before: Array, beams: Beams, logits: Array) -> Beams:
-    """One token to each, by logits f32[prompts * beams, vocab].   before: i32[prompts * beams, places], the prompts."""
+    """Extend the beams by one token.   before: prompts i32[prompts * beams, places].   logits: f32[prompts * beams,
+    vocab]."""
     prompts, number = beams.scores.shape
     texts = beams.tokens.reshape(prompts * number, -1)
     log_probabilities = unrepeated(jax.nn.log_softmax(logits), decoding, before, texts, beams.written)
     sums = beams.scores[..., None] + log_probabilities.reshape(prompts, number, -1)
-    # Of all that may follow at least `number` do not end there: each beam has so many stop tokens.
+    # So many candidates that at least `number` do not end: each beam has len(stop) that do.
     candidates = number * max(2, 1 + len(decoding.stop))
     scores, index = jax.lax.top_k(sums.reshape(prompts, -1), candidates)
     parent, new = jnp.divmod(index, sums.shape[-1])
@@ -193,20 +195,20 @@ def _add(model: nn.Module, decoding: Decoding, before: Array, beams: Beams, logi
 
 
 def _of_each(array: Array, index: Array) -> Array:
-    """Of each prompt some: array [prompts, n, ...], index i32[prompts, m] -> [prompts, m, ...]."""
+    """Gather within each prompt: array [prompts, n, ...], index i32[prompts, m] -> [prompts, m, ...]."""
     return jnp.take_along_axis(array, index.reshape(*index.shape, *(1,) * (array.ndim - 2)), axis=1)
 
 
 def without_padding(tokens: Array, segments: Array) -> Array:
-    """Left-padded texts i32[rows, places] with NOTHING for padding."""
+    """Replace the padding of texts i32[rows, places] by NOTHING."""
     return jnp.where(segments > 0, tokens, NOTHING)
 
 
 def unrepeated(logits: Array, decoding: Decoding, prompts: Array, texts: Array, written: Array) -> Array:
-    """Logits or log probabilities f32[rows, vocab], less for tokens that stand in prompts or texts, and -inf for those
-    that would end an n-gram which does.
+    """Apply the repetition penalty to logits or log probabilities f32[rows, vocab], and set tokens that would repeat an
+    n-gram to -inf.
 
-    prompts: i32[rows, places], as of `without_padding`.   texts: i32[rows, n], of which `written` stand.
+    prompts: i32[rows, places], from `without_padding`.   texts: i32[rows, n], the first `written` valid.
     """
     penalty, size = decoding.repetition_penalty, decoding.no_repeat_ngram_size
     if penalty == 1 and not size:
@@ -221,8 +223,8 @@ def unrepeated(logits: Array, decoding: Decoding, prompts: Array, texts: Array, 
 
 
 def repeating(texts: Array, end: Array, size: int, shape: tuple[int, int]) -> Array:
-    """Which tokens end an n-gram of a size in texts i32[rows, places] before `end` that begins as the last one would
-    which stands there then, bool[rows, vocab]; with a size of 1 all that stand.   shape: of what comes back."""
+    """Find the tokens that, written at `end`, would repeat an n-gram of `size` tokens of texts i32[rows, places] ->
+    bool[rows, vocab] of the given shape. With size 1 these are all tokens before `end`."""
     if size > texts.shape[1]:
         return jnp.zeros(shape, bool)
     begun = jax.lax.dynamic_slice_in_dim(texts, end - size + 1, size - 1, axis=1)
@@ -234,7 +236,7 @@ def repeating(texts: Array, end: Array, size: int, shape: tuple[int, int]) -> Ar
 
 
 def likeliest(logits: Array, top_k: int, top_p: float) -> Array:
-    """Logits f32[rows, vocab], -inf for tokens that are not among the likeliest; of equal ones all or none."""
+    """Set logits f32[rows, vocab] outside of top_k and top_p to -inf; equal logits are treated alike."""
     if top_k:
         kept = jax.lax.top_k(logits, top_k)[0]  # descending
         logits = jnp.where(logits < kept[:, -1:], -jnp.inf, logits)
@@ -242,14 +244,14 @@ def likeliest(logits: Array, top_k: int, top_p: float) -> Array:
         kept = -jnp.sort(-logits)
     if top_p < 1:
         shares = jax.nn.softmax(kept)
-        before = jnp.cumsum(shares, axis=-1) - shares  # of likelier tokens
+        before = jnp.cumsum(shares, axis=-1) - shares  # total of likelier tokens
         last = jnp.maximum((before < top_p).sum(-1, keepdims=True), 1) - 1
         logits = jnp.where(logits < jnp.take_along_axis(kept, last, 1), -jnp.inf, logits)
     return logits
 
 
 def choose(logits: Array, noise: Array, decoding: Decoding) -> Array:
-    """logits f32[rows, vocab], noise u32[rows, 2] -> tokens i32[rows]."""
+    """Choose tokens i32[rows] by logits f32[rows, vocab] and noise u32[rows, 2]."""
     if decoding.sample:
         logits = likeliest(logits / decoding.temperature, decoding.top_k, decoding.top_p)
         logits += gumbel(noise, logits.shape[1:])
@@ -257,17 +259,17 @@ def choose(logits: Array, noise: Array, decoding: Decoding) -> Array:
 
 
 def read(model: nn.Module, params: Params, tokens: Array, segments: Array, more: int) -> tuple[Array, Any]:
-    """Left-padded prompts -> (logits f32[rows, vocab] after each, a state of them with room for `more` tokens).
+    """Read left-padded prompts -> (logits f32[rows, vocab] after each, a state with room for `more` tokens).
 
-    params: as of `apart`.
+    params: from `apart`.
     """
     return _logits(model, params, "begin", of_texts(tokens, segments), more)
 
 
 def next_logits(model: nn.Module, params: Params, last: Array, lengths: Array, state: Any) -> tuple[Array, Any]:
-    """Of one more token i32[rows, 1] in texts of these lengths i32[rows] -> (logits f32[rows, vocab], the state).
+    """Read one more token i32[rows, 1] of texts with lengths i32[rows] -> (logits f32[rows, vocab], new state).
 
-    params: as of `apart`.
+    params: from `apart`.
     """
     if model.program.depth == "unroll" and isinstance(state, Cache):
         state = _each_array(jnp.stack, state)
@@ -275,23 +277,23 @@ def next_logits(model: nn.Module, params: Params, last: Array, lengths: Array, s
 
 
 def of_texts(tokens: Array, segments: Array) -> Inputs:
-    """What a model is given of left-padded texts, i32[rows, places] both."""
+    """Make model inputs of left-padded texts: tokens and segments i32[rows, places]."""
     return {"tokens": tokens, "segments": segments, "positions": jnp.maximum(jnp.cumsum(segments, axis=1) - 1, 0)}
 
 
 def of_next(tokens: Array, lengths: Array) -> Inputs:
-    """What it is given of one more token in texts of these lengths i32[rows]: i32[rows, 1], or a distribution of it
-    f32[rows, 1, padded vocab] as `token_rows` takes it."""
+    """Make model inputs of one more token in texts with lengths i32[rows]: i32[rows, 1], or a distribution over tokens
+    f32[rows, 1, padded vocab], as in `token_rows`."""
     positions = lengths[:, None]
     return {"tokens": tokens, "segments": jnp.ones_like(positions), "positions": positions}
 
 
 def apart(model: nn.Module, params: Params) -> Params:
-    """Parameters for a loop over tokens: of an unrolled program a list of the layers', as a cache is that `read` gives,
-    with matrices as [out, in] for `turned_weights`. Those that are so already stay.
+    """Prepare parameters for a loop over tokens: for an unrolled program, turn stacks of layers into lists, like the
+    cache from `read`, and transpose matrices to [out, in] for `turned_weights`. Prepared parameters stay as they are.
 
-    A loop that holds them stacked would cut every layer's out of the stack again for every token, which on a CPU copies
-    all weights and the cache; stacked inside it and cut at once, nothing is copied.
+    A loop that carries stacks would slice every layer out of them for every token, which on a CPU copies all weights
+    and the cache. Stacking inside the loop and unstacking at once copies nothing.
     """
     if model.program.depth == "scan":
         return params
@@ -307,19 +309,19 @@ def apart(model: nn.Module, params: Params) -> Params:
 
 
 def _each_stack(change: Callable, params: Params) -> Params:
-    """The parameters with each of their stacks of layers changed."""
+    """Apply a change to each stack of layers."""
     below = lambda name, tree: change(tree) if name == LAYERS else _each_stack(change, tree)
     return {name: below(name, tree) if isinstance(tree, dict | list) else tree for name, tree in params.items()}
 
 
 def _each_array(change: Callable, cache: Cache) -> Cache:
-    """The cache with its keys and values changed, and those of its context."""
+    """Apply a change to the keys and values of a cache and of its context."""
     context = cache.context and _each_array(change, cache.context)
     return cache._replace(keys=change(cache.keys), values=change(cache.values), context=context)
 
 
-# A model's parameters as its `program` reads them: who has these writes again and again without laying them out anew,
-# and may let go of those they were made of. On CPUs they are copies, elsewhere mostly the same.
+# Prepares a model's parameters for `program` once, for many calls. On CPUs the result is a copy, so that the original
+# can be freed; elsewhere it mostly shares memory.
 ready = jax.jit(apart, static_argnums=0)
 
 
@@ -328,10 +330,11 @@ def _turned(layer: Params) -> Params:
 
 
 def _logits(model: nn.Module, params: Params, method: str, inputs: Inputs, before: Any) -> tuple[Array, Any]:
-    """params: as of `apart`.   before: what the method takes beside inputs."""
+    """Call a method of the model -> (logits f32[rows, vocab] at the last token, state).   params: from `apart`.
+    before: the method's second argument."""
     unrolled, few = model.program.depth == "unroll", inputs["tokens"].size < FEW_ROWS
     if unrolled:
-        params = _each_stack(lambda of: jax.tree.map(lambda *rows: jnp.stack(rows), *map(_turned, of)), params)
+        params = _each_stack(lambda layers: jax.tree.map(lambda *rows: jnp.stack(rows), *map(_turned, layers)), params)
     with turned_weights() if unrolled and few else contextlib.nullcontext():
         hidden, state = model.apply({"params": params}, inputs, before, method=method)
         logits = model.apply({"params": params}, hidden[:, -1:], method="token_logits")

@@ -1,6 +1,9 @@
-"""Read the weights of a Hugging Face model as our parameters; and how a model begins with the weights of any other: of
-its own family or of one that it continues, whose rows for positions are copied on where it has more of them, and the
-rows for more tokens are the mean of its."""
+"""Read the weights of a Hugging Face model as parameters, and convert parameters of one model to initial ones of
+another.
+
+The source is of the same family or of one that the target continues. If the target has more positions, the source's are
+repeated; embeddings of further tokens start as the mean of the source's.
+"""
 
 import json
 import logging
@@ -23,10 +26,10 @@ from pretrain.huggingface.export import INDEX, WHOLE
 from pretrain.huggingface.tensors import Tensor, absent, architecture, heads_in, tensors
 
 LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-# Constants that old transformers stored
+# Constants that old versions of transformers stored
 BUFFERS = ("position_ids", "token_type_ids", ".attn.bias", ".attn.masked_bias", "pos_encoding")
 ANEW = "start them anew with --init-heads-anew"
-POSITION, TOKEN, LABEL = "position", "vocab", "label"  # the axes of what has a row for each
+POSITION, TOKEN, LABEL = "position", "vocab", "label"  # axes of parameters with one row for each
 
 log = logging.getLogger(__name__)
 
@@ -34,44 +37,45 @@ log = logging.getLogger(__name__)
 def load(
     source: str | Path, config, shapes: Mapping, tokenizer_path: Path, start: Callable[[], Mapping] | None = None
 ) -> Params:
-    """The parameters of a Hugging Face model: a nested dict of float32 NumPy arrays; padding rows are zeros.
+    """Load a Hugging Face model -> nested dict of float32 NumPy arrays; padding rows are zeros.
 
-    Its positions are copied on where `config` has more, and it may be of a family that this one continues.
+    Positions are repeated if `config` has more, and the source may be of a family that `config`'s continues.
 
-    source: a folder as `export` writes it, or 'discriminator=DIR,generator=DIR' for a model of several parts.
-    config: what the model must be.   shapes: nested dict of arrays or ShapeDtypeStructs, the parameters of `config`.
-    tokenizer_path: folder of the corpus's tokenizer, whose vocabulary must be the model's.
-    start: gives random parameters. Then heads that the source lacks start from them, a trunk without any will do, and
-    heads that this model has no place for are left out; without, each is an error.
+    source: a folder as written by `export`, or 'discriminator=DIR,generator=DIR' for a model of several parts.
+    config: of the model to initialize.   shapes: nested dict of arrays or ShapeDtypeStructs, its parameters.
+    tokenizer_path: folder of the corpus's tokenizer, which must have the source's vocabulary.
+    start: makes random parameters. Missing heads then start from them, and heads that the model does not have are left
+    out; with None, each is an error.
 
-    UserError for a config field that differs, another vocabulary, and tensors that are missing, unexpected or of
-    another shape; safetensors only, in one file or sharded.
+    UserError for a differing config field or vocabulary, and for tensors that are missing, unexpected or of another
+    shape. Reads safetensors only, in one file or sharded.
     """
     check_class(str(source), config)
-    there = config_from(source, family_of(config))
-    check_same(source, there, config)
-    begun = {path: np.zeros(leaf.shape, np.float32) for path, leaf in leaves(shapes)}
+    source_config = config_from(source, family_of(config))
+    check_same(source, source_config, config)
+    initial = {path: np.zeros(leaf.shape, np.float32) for path, leaf in leaves(shapes)}
     if start is not None:
-        begun = {path: np.array(leaf) for path, leaf in leaves(start())}
-    resized, read = _resized(begun, config, config, there), {}  # as there
-    given = nest({name: resized[path] for path, name in counterparts(there, config).items() if path in begun})
-    for part, folder in folders(source, family_of(there)).items():
-        check_vocabulary(folder, tokenizer_path, there, config)
-        stored = _Tensors(folder, family_of(there).hf[part])
-        for name, tensor in _wanted(stored, given, there, part, heads_anew=start is not None).items():
+        initial = {path: np.array(leaf) for path, leaf in leaves(start())}
+    resized, read = _resized(initial, config, config, source_config), {}  # with the source's sizes
+    names = counterparts(source_config, config)
+    params = nest({name: resized[path] for path, name in names.items() if path in initial})
+    for part, folder in folders(source, family_of(source_config)).items():
+        check_vocabulary(folder, tokenizer_path, source_config, config)
+        stored = _Tensors(folder, family_of(source_config).hf[part])
+        for name, tensor in _wanted(stored, params, source_config, part, heads_anew=start is not None).items():
             array = stored.read(name)
             if array.shape != tensor.shape:
-                raise UserError(f"{folder}: {name} has shape {array.shape}, this model needs {tensor.shape}")
+                raise UserError(f"{folder}: {name} has shape {array.shape}, not {tensor.shape}; copy it again")
             _take(tensor, array, read, part, f"{folder}: {name}")
-    found = to_target(str(source), dict(leaves(given)), there, config)
-    check_heads(source, begun.keys() - found.keys(), (), anew=start is not None)
-    return nest(begun | found)
+    loaded = to_target(str(source), dict(leaves(params)), source_config, config)
+    check_heads(source, initial.keys() - loaded.keys(), (), anew=start is not None)
+    return nest(initial | loaded)
 
 
 def _take(tensor: Tensor, array: np.ndarray, read: dict[tuple, tuple[str, str]], part: str, setting: str) -> None:
-    """Write a stored array into the parameters that its tensor holds.
+    """Write a stored array into the parameters of its tensor.
 
-    read: what was read before -> (part, setting); UserError where the same parameter has another value.
+    read: origin of pieces read before -> (part, setting); UserError if the same parameter had another value.
     """
     for piece in tensor.pieces:
         new = array[piece.place]
@@ -81,17 +85,17 @@ def _take(tensor: Tensor, array: np.ndarray, read: dict[tuple, tuple[str, str]],
         elif not np.array_equal(piece.view, new):
             other_part, other = read[piece.origin]
             another = f"the {other_part}'s" if other_part != part else other.split(": ")[-1]
-            raise UserError(f"{setting} differs from {another}, but the model shares it; give the parts of one model")
+            raise UserError(f"{setting} differs from {another}, but the model shares them; give the parts of one model")
 
 
 def check_vocabulary(folder: Path, tokenizer_path: Path, source, target) -> None:
-    """UserError when the folder has a tokenizer whose vocabulary is not that of the corpus's tokenizer, but for tokens
-    that follow all those of its model.   source, target: the configs of the models."""
+    """Raise UserError if the vocabulary of the folder's tokenizer differs from the corpus's, except for tokens added
+    after those of the source model.   source, target: configs of the models."""
     before, after = _vocabulary(folder), _vocabulary(Path(tokenizer_path))
     if before is None and source.vocab_size < target.vocab_size:
         raise UserError(
-            f"{folder}: has {source.vocab_size:,} tokens and no tokenizer, the corpus {target.vocab_size:,}; copy its "
-            f"tokenizer there and prepare the corpus with --tokenizer {folder}"
+            f"{folder}: has {source.vocab_size:,} tokens and no tokenizer, but the corpus has {target.vocab_size:,} "
+            f"tokens; copy its tokenizer there and prepare the corpus with --tokenizer {folder}"
         )
     if before is None or before == after:
         return
@@ -99,13 +103,13 @@ def check_vocabulary(folder: Path, tokenizer_path: Path, source, target) -> None
     token, index = differing[0]
     if index < source.vocab_size or any(token in before for token, _ in differing):
         raise UserError(
-            f"{folder}: its tokenizer gives {token!r} the id {before.get(token)}, "
+            f"{folder}: its tokenizer gives {token!r} the id {before.get(token)}, but "
             f"the corpus's {after.get(token)}; prepare the corpus with --tokenizer {folder}"
         )
 
 
 def _vocabulary(folder: Path) -> dict[str, int] | None:
-    """Token -> id, None where the folder has no tokenizer."""
+    """Read token -> id; None if the folder has no tokenizer."""
     if not any((folder / name).exists() for name in tokenizers.FILES):
         return None
     try:
@@ -115,8 +119,8 @@ def _vocabulary(folder: Path) -> dict[str, int] | None:
 
 
 class _Tensors:
-    """The tensors of a folder by name, read from disk one at a time; legacy names are brought up to date, and a trunk
-    without heads, which transformers saves without its name, is given it. A tied one stands for the other."""
+    """Reads the tensors of a folder by name, one at a time. Legacy names are replaced, the prefix of the trunk is added
+    where transformers omits it (a model without heads), and of tied tensors one may stand for the other."""
 
     def __init__(self, folder: Path, model: HuggingFace):
         self.folder = folder
@@ -126,7 +130,7 @@ class _Tensors:
                 handle = safe_open(file, framework="numpy")
             except (SafetensorError, OSError) as error:
                 raise UserError(f"{folder}: {file.name} cannot be read ({error}); copy it again") from error
-            for stored in handle.keys():  # noqa: SIM118 (the handle is no dict)
+            for stored in handle.keys():  # noqa: SIM118 (not a dict)
                 name = stored
                 for old, new in LEGACY.items():
                     name = name.replace(old, new)
@@ -143,13 +147,13 @@ class _Tensors:
 
 
 def _tensor_files(folder: Path) -> list[Path]:
-    """model.safetensors, or the shards that its index lists."""
+    """List the files with weights: model.safetensors, or the shards in its index."""
     whole, index = folder / WHOLE, folder / INDEX
     if whole.exists():
         return [whole]
     if not index.exists():
         old = [name for name in ("pytorch_model.bin", "tf_model.h5", "flax_model.msgpack") if (folder / name).exists()]
-        cure = f"{old[0]} is not read: load and save it with transformers" if old else "give a folder with weights"
+        cure = f"load {old[0]} with transformers and save it as safetensors" if old else "give a folder with weights"
         raise UserError(f"{folder}: has no {WHOLE}; {cure}")
     try:
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
@@ -157,16 +161,18 @@ def _tensor_files(folder: Path) -> list[Path]:
         raise UserError(f"{folder}: {index.name} cannot be read ({error!r}); copy it again") from error
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
-        raise UserError(f"{folder}: {index.name} lists {', '.join(missing)}, not there; copy the folder again")
+        raise UserError(f"{folder}: {index.name} lists {', '.join(missing)}, which is missing; copy the folder again")
     return [folder / name for name in names]
 
 
 def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: bool) -> dict[str, Tensor]:
-    """What is to be read of a part's tensors. UserError for those that are missing, that this model has no place for,
-    or tied ones that are not equal.   heads_anew: whether heads may be missing, and others be left out."""
+    """Select the tensors of a part to read. UserError for tensors that are missing or unexpected, and for unequal tied
+    ones.   heads_anew: heads may be missing, and others are left out."""
     folder, model, spared = stored.folder, family_of(config).hf[part], absent(config, part, params)
     wanted = {
-        name: one for name, one in tensors(params, config, part).items() if name in stored.found or name not in spared
+        name: tensor
+        for name, tensor in tensors(params, config, part).items()
+        if name in stored.found or name not in spared
     }
     known = {row.hf[part].name for row in family_of(config).every_parameter(config) if part in row.hf}
     _check_layers(stored, wanted, known, config, part)
@@ -180,9 +186,9 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
     if lacking := [name for name in missing if not heads_anew or name not in heads]:
         for name in model.untied.keys() & {*lacking}:
             raise UserError(f"{folder}: has no {name}; {model.untied[name]}")
-        there = " or ".join(architectures(folder)) or "model"
-        said = "copy it again" if there == needed else f"it is a {there} and this recipe needs a {needed}"
-        raise UserError(f"{folder}: has no {listed(lacking)}; {said}" + (f"; {ANEW}" if missing == heads else ""))
+        present = " or ".join(architectures(folder)) or "model"
+        cause = "copy it again" if present == needed else f"it is a {present} and this recipe needs a {needed}"
+        raise UserError(f"{folder}: has no {listed(lacking)}; {cause}" + (f"; {ANEW}" if missing == heads else ""))
     for target, source in model.tied.items():
         both = target in stored.found and source in stored.found
         if both and not np.array_equal(stored.read(target), stored.read(source)):
@@ -195,16 +201,16 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
         unexpected = [name for name in unexpected if name.startswith(model.trunk)]
     if unexpected:
         raise UserError(
-            f"{folder}: has {listed(unexpected)}, for which a {needed} has no place; give a folder of that class"
+            f"{folder}: has {listed(unexpected)}, which a {needed} does not have; give a folder of that class"
         )
     check_heads(folder, missing, others, anew=True)
     return {name: tensor for name, tensor in wanted.items() if name not in missing}
 
 
 def _check_layers(stored: _Tensors, wanted: Collection[str], known: Collection[str], config, part: str) -> None:
-    """UserError where a part's tensors are of another number of layers than its config.json says.
+    """Raise UserError if a part's tensors have another number of layers than its config.json says.
 
-    wanted: the tensors of so many.   known: the names of all, with {layer}.
+    wanted: tensors by config.json.   known: names of all tensors, with {layer}.
     """
     before = {name.partition("{layer}")[0] for name in known if "{layer}" in name}
 
@@ -216,25 +222,25 @@ def _check_layers(stored: _Tensors, wanted: Collection[str], known: Collection[s
             if name.startswith(start)
         }
 
-    needed, there = layers(wanted), layers(stored.found)
-    if not there or needed == there:
+    needed, present = layers(wanted), layers(stored.found)
+    if not present or needed == present:
         return
     paths = {name: getattr(place, "path", place) for name, place in family_of(config).hf[part].fields.items()}
     depths = {name: attrgetter(path)(config) for name, path in paths.items() if path.endswith("depth")}
-    said = ", ".join(f"{name}={depth}" for name, depth in depths.items())
-    has = f"no {listed(needed - there)}" if needed - there else f"{listed(there - needed)}, too"
-    cure = "correct that, or copy the folder again"
-    raise UserError(f"{stored.folder}: config.json has {said}, but the weights have {has}; {cure}")
+    fields = ", ".join(f"{name}={depth}" for name, depth in depths.items())
+    has = f"no {listed(needed - present)}" if needed - present else f"also {listed(present - needed)}"
+    cure = "correct config.json, or copy the folder again"
+    raise UserError(f"{stored.folder}: config.json has {fields}, but the weights have {has}; {cure}")
 
 
 def counterparts(source, target) -> dict[str, str]:
-    """Path of a parameter of a model of config `target` -> of that which it begins as in one of `source`; of those that
-    have one. Scores of labels have one where the source knows these."""
+    """Map paths of parameters in a model of config `target` to those in one of `source` that they start from. Label
+    scores are included if the source has these labels."""
     known = labels_of(source) == labels_of(target) or label_places(labels_of(source), labels_of(target)) is not None
-    there = {row.path for row in family_of(source).every_parameter(source) if known or LABEL not in row.axes}
-    names = renamed(source, target)
-    begun = {p.path: names.get(p.path, p.path) for p in family_of(target).every_parameter(target)}
-    return {path: name for path, name in begun.items() if name in there}
+    present = {row.path for row in family_of(source).every_parameter(source) if known or LABEL not in row.axes}
+    new_names = renamed(source, target)
+    names = {p.path: new_names.get(p.path, p.path) for p in family_of(target).every_parameter(target)}
+    return {path: name for path, name in names.items() if name in present}
 
 
 def labels_of(config) -> tuple[str, ...]:
@@ -242,43 +248,44 @@ def labels_of(config) -> tuple[str, ...]:
 
 
 def label_places(before: Sequence[str], after: Sequence[str]) -> list[int] | None:
-    """Where labels are among others, which may be of several tasks (TASK/LABEL); None where they are not there, or more
-    than one task has them."""
+    """Return the indices of labels among others, which may belong to several tasks (TASK/LABEL); None if they are
+    missing, or if more than one task has them."""
     tasks = dict.fromkeys(["", *(f"{label.partition('/')[0]}/" for label in before)])
     having = [task for task in tasks if after and {task + label for label in after} <= {*before}]
     return [before.index(having[0] + label) for label in after] if len(having) == 1 else None
 
 
 def to_target(setting: str, params: Mapping[str, np.ndarray], source, target) -> dict[str, np.ndarray]:
-    """What parameters of a model of config `source` are in one of `target`, path -> array."""
+    """Convert parameters of a model of config `source` to one of `target`: path -> array."""
     named = {path: params[name] for path, name in counterparts(source, target).items() if name in params}
     before, after = (getattr(config, "positions", None) for config in (source, target))
     if before and after and before != after:
-        log.warning("%s: its %s positions are copied on to %s", setting, f"{before:,}", f"{after:,}")
+        log.warning("%s: its %s positions are repeated up to %s", setting, f"{before:,}", f"{after:,}")
     if more := target.vocab_size - source.vocab_size:
-        log.warning("%s: %s tokens that it lacks begin as the mean of the others", setting, f"{more:,}")
+        log.warning("%s: embeddings of %s tokens that it lacks start as the mean of the others", setting, f"{more:,}")
     if changed := other_pattern(source, target):
-        log.warning("%s: its weights go on with another sparse pattern: %s", setting, changed)
+        log.warning("%s: its weights are used with another sparse pattern: %s", setting, changed)
     return _resized(named, target, source, target)
 
 
 def check_heads(setting: str | Path, lacking: Collection[str], others: Collection[str], anew: bool) -> None:
-    """Say what a source lacks, which starts anew, and what it has beside. UserError for what may not start anew."""
+    """Warn about heads that a source lacks, which start anew, and about others. UserError if they may not start
+    anew."""
     if lacking and not anew:
         raise UserError(f"{setting}: has no {listed(lacking)}; give the recipe the heads that it has, or {ANEW}")
     if lacking:
-        log.warning("%s: these start anew: %s", setting, listed(lacking))
+        log.warning("%s: these start from random weights: %s", setting, listed(lacking))
     if others:
-        log.warning("%s: left out %s, which this model does not use", setting, listed(others))
+        log.warning("%s: ignored %s, which this model does not use", setting, listed(others))
 
 
 def listed(names: Collection[str]) -> str:
-    """The first of them."""
+    """List the first few names."""
     return ", ".join(sorted(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def other_pattern(source, target) -> str:
-    """The fields of a sparse pattern in which two configs differ, '' where they see the same keys."""
+    """Describe the fields in which the sparse patterns of two configs differ; '' if they are the same."""
     before, after = (getattr(config, "pattern", Pattern()) for config in (source, target))
     names = fields_of(after.name) if before.name == after.name else ("name",)
     both = {name: (getattr(before, name), getattr(after, name)) for name in names}
@@ -286,14 +293,14 @@ def other_pattern(source, target) -> str:
 
 
 def _resized(params: Mapping[str, np.ndarray], target, before, after) -> dict[str, np.ndarray]:
-    """Parameters by their paths in a model of config `target`, with the positions and tokens of config `before`, with
-    those of `after`: without the last ones, or with the first positions again, and tokens that are the others' mean;
-    and with its labels, those of `before` where that knows them, else any of so many."""
+    """Resize parameters, with paths in a model of config `target`, from the sizes of config `before` to those of
+    `after`: positions and tokens are cut off at the end, or further positions repeat the first ones and further tokens
+    are the mean; labels are taken from `before` if it has them, else arbitrary ones."""
     axes = {parameter.path: parameter.axes for parameter in family_of(target).every_parameter(target)}
     positions, resized = getattr(after, "positions", None), {}
     places, any_places = label_places(labels_of(before), labels_of(after)), np.arange(len(labels_of(after)) or 2)
     for path, array in params.items():
-        if path not in axes:  # a product beside a matrix
+        if path not in axes:  # a low-rank product
             resized[path] = array
             continue
         if POSITION in axes[path] and positions is not None:

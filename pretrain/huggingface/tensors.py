@@ -1,4 +1,4 @@
-"""The one place that knows how parameters map to the tensors of a Hugging Face checkpoint, in both directions."""
+"""Map parameters to the tensors of a Hugging Face checkpoint, for both import and export."""
 
 import operator
 from collections.abc import Callable, Collection, Mapping
@@ -14,7 +14,7 @@ LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"": lambda array: arra
 
 
 class Piece(NamedTuple):
-    """What a parameter has in a tensor: its view in the tensor's layout, and where that begins.
+    """A parameter's part of a tensor.   view: of the parameter, in the tensor's layout.   axis, start: where it begins.
 
     origin: the parameter's path, and the index along 'layers' if it is stacked.
     """
@@ -26,7 +26,7 @@ class Piece(NamedTuple):
 
     @property
     def place(self) -> tuple[slice, ...]:
-        """Where in the tensor the view lies."""
+        """Return the slices of the tensor that the view fills."""
         return (slice(None),) * self.axis + (slice(self.start, self.start + self.view.shape[self.axis]),)
 
 
@@ -41,7 +41,7 @@ class Tensor(NamedTuple):
         return tuple(last.start + size if axis == last.axis else size for axis, size in enumerate(last.view.shape))
 
     def array(self) -> np.ndarray:
-        """What is to be stored; rows that no parameter has are zeros."""
+        """Assemble the stored array; rows without a parameter are zeros."""
         if self.shape == self.pieces[0].view.shape:
             return self.pieces[0].view
         whole = np.zeros(self.shape, self.pieces[0].view.dtype)
@@ -51,28 +51,28 @@ class Tensor(NamedTuple):
 
 
 def tensors(params: Mapping, config, part: str) -> dict[str, Tensor]:
-    """Name of each tensor stored for a part -> that tensor.
+    """Return name -> tensor for the tensors of a part.
 
-    params: nested dict of NumPy arrays, all of the model's or those that are asked for. Views leave the vocabulary's
-    padding rows out. Reading them exports, writing into them imports.
+    params: nested dict of NumPy arrays, all or some of the model's parameters. Views leave out padding of the
+    vocabulary. Export reads the views, import writes into them.
     """
-    arrays, found = dict(leaves(params)), {}
+    arrays, pieces = dict(leaves(params)), {}
     for parameter in family_of(config).every_parameter(config):
         if part not in parameter.hf or parameter.path not in arrays:
             continue
         slot = parameter.hf[part]
         for name, layer in _names(parameter, slot, arrays[parameter.path]):
             view = _view(parameter, slot, arrays[parameter.path], layer, config.vocab_size)
-            before, axis = found.get(name, ()), slot.axis or 0
+            before, axis = pieces.get(name, ()), slot.axis or 0
             if before and slot.axis is None:
-                raise ValueError(f"{name} is the place of {before[-1].origin[0]} and of {parameter.path}")
+                raise ValueError(f"{name} is assigned to both {before[-1].origin[0]} and {parameter.path}")
             start = before[-1].start + before[-1].view.shape[axis] if before else slot.before
-            found[name] = (*before, Piece((parameter.path, layer), view, axis, start))
-    return {name: Tensor(pieces) for name, pieces in found.items()}
+            pieces[name] = (*before, Piece((parameter.path, layer), view, axis, start))
+    return {name: Tensor(parts) for name, parts in pieces.items()}
 
 
 def _names(parameter: Parameter, slot: Slot, array: np.ndarray) -> list[tuple[str, int | None]]:
-    """(name of a tensor, index along 'layers' of what it holds or None where nothing is stacked)."""
+    """List (name of a tensor, its index along 'layers', or None if the parameter is not stacked)."""
     if parameter.axes[:1] != (LAYERS,) or "{layer}" not in slot.name:
         return [(slot.name, None)]
     layers = slot.layers or {layer: layer for layer in range(len(array))}
@@ -80,7 +80,7 @@ def _names(parameter: Parameter, slot: Slot, array: np.ndarray) -> list[tuple[st
 
 
 def _view(parameter: Parameter, slot: Slot, array: np.ndarray, layer: int | None, vocab_size: int) -> np.ndarray:
-    """One layer's array, or the whole one, as it is stored."""
+    """View one layer of a parameter, or all of it, in the stored layout."""
     axes = parameter.axes if layer is None else parameter.layer_axes
     unpadded = tuple(slice(vocab_size if axis == "vocab" else None) for axis in axes)
     array = LAYOUTS[slot.layout]((array if layer is None else array[layer, ...])[unpadded])
@@ -88,7 +88,7 @@ def _view(parameter: Parameter, slot: Slot, array: np.ndarray, layer: int | None
 
 
 def fields_of(config, part: str) -> dict[str, Any]:
-    """What config.json says of a config's model: name there -> value."""
+    """Return the fields of config.json for a config."""
     model = family_of(config).hf[part]
     known = {**model.fields, **model.settings}
 
@@ -99,24 +99,24 @@ def fields_of(config, part: str) -> dict[str, Any]:
 
 
 def architecture(config, part: str, names: Collection[str]) -> str | None:
-    """The transformers class of a part of a config's model whose heads are those among these names, such as those of
-    the model's parameters; None where there is no such class."""
+    """Return the transformers class that has exactly the heads among these names, for example names of parameters; None
+    if there is no such class."""
     heads, classes = heads_in(config, names), family_of(config).hf[part].architectures
     return next((name for name, of_class in classes.items() if {*heads} == {*of_class}), None)
 
 
 def absent(config, part: str, names: Collection[str]) -> tuple[str, ...]:
-    """The tensors of a part that the class lacks which has the heads among these names."""
+    """Return the tensors of a part that the transformers class with these heads lacks."""
     return family_of(config).hf[part].of_softmax if heads_in(config, names) else ()
 
 
 def heads_in(config, names: Collection[str]) -> list[str]:
-    """The names that are those of heads with a place in Hugging Face."""
+    """Select the names of heads that Hugging Face has."""
     return [head.name for head in _heads(config, names) if not head.is_nameless]
 
 
 def heads_beside(config, names: Collection[str]) -> list[str]:
-    """The names that are those of heads which no class of Hugging Face has."""
+    """Select the names of heads that no Hugging Face class has."""
     return [head.name for head in _heads(config, names) if head.is_nameless]
 
 

@@ -1,7 +1,7 @@
-"""The loss of next tokens in blocks of positions, so that their logits [tokens, vocabulary] are never whole in memory.
+"""The loss of next tokens in blocks of positions, so that the logits [tokens, vocabulary] are never all in memory.
 
-A block's gradients follow from its logits while those are at hand, so the pass that computes losses computes the
-gradients too, and nothing as wide as the vocabulary is kept or computed again.
+The forward pass computes the gradients of a block together with its loss, while its logits are in memory, so that
+nothing as wide as the vocabulary is stored or recomputed.
 """
 
 import functools
@@ -15,14 +15,14 @@ from models.blocks.products import row_product, table_scores
 from models.core.sharding import constrain, current_rules, parts_of
 from pretrain.objectives.cross_entropy import at_targets
 
-LOGITS = 2**26  # that a device holds at once: 256 MiB, and on TPUs blocks that hide the sum of table gradients
+LOGITS = 2**26  # per device at once: 256 MiB, and on TPUs large enough to hide the sum of table gradients
 
 
 class Sums(NamedTuple):
-    """Over tokens, by each set of weights f32[sets]: -log p(target), best guesses hit, squares of the log-normaliser.
+    """Sums over tokens f32[sets], one per set of weights: -log p(target), correct predictions, squared log-normaliser.
 
-    The first alone is differentiated, and its gradient is that of nats + z_loss * squares: who adds z_loss * squares
-    to a loss divides both sums by the same weight.
+    Only `nats` is differentiated, and its gradient is that of nats + z_loss * squares: a loss that adds z_loss *
+    squares must divide both sums by the same weight.
     """
 
     nats: Array
@@ -40,15 +40,15 @@ def softmax_sums(
     z_loss: float = 0.0,
     axis: str | None = "length",
 ) -> Sums:
-    """Sums over the tokens of a batch, whose logits are hidden @ table.T + bias.
+    """Compute sums over the tokens of a batch with logits hidden @ table.T + bias.
 
     hidden [rows, length, width], table f32[vocab, width], bias f32[vocab] (-inf in padding), targets i32[rows, length],
-    weights f32[sets, rows, length].   axis: of length, for the mesh.
+    weights f32[sets, rows, length].   axis: name of the length axis, for the mesh.
     """
     cuts = _cuts(targets.shape, table.shape, axis)
     table = constrain(table.astype(hidden.dtype), "vocab", None)
-    of = lambda block: _figures(_logits(block[0], table, bias, axis), block[1])[0]
-    figures = jax.lax.map(of, (_cut(hidden, cuts), _cut(targets, cuts)))
+    in_block = lambda block: _figures(_logits(block[0], table, bias, axis), block[1])[0]
+    figures = jax.lax.map(in_block, (_cut(hidden, cuts), _cut(targets, cuts)))
     return _sums(figures, weights, cuts)
 
 
@@ -95,7 +95,7 @@ def _sums(figures: Array, weights: Array, cuts: "_Cuts") -> Sums:
 
 
 def _logits(x: Array, table: Array, bias: Array, axis: str | None) -> Array:
-    """x [devices, devices, n, width] -> f32[devices, devices, n, vocab]."""
+    """Compute logits: x [devices, devices, n, width] -> f32[devices, devices, n, vocab]."""
     if current_rules() is None:
         return table_scores(x[0, 0], table, bias)[None, None]
     logits = jnp.einsum("dsnw,vw->dsnv", x, table, preferred_element_type=jnp.float32)
@@ -103,9 +103,9 @@ def _logits(x: Array, table: Array, bias: Array, axis: str | None) -> Array:
 
 
 def _figures(logits: Array, targets: Array) -> tuple[Array, tuple[Array, Array]]:
-    """(nats, hit, square of the log-normaliser [..., n, 3]; (the largest logit, the sum of exponents relative to it)).
+    """Compute ([..., n, 3]: nats, hits, squared log-normaliser; (largest logit, sum of exponentials relative to it)).
 
-    Relative to the best throughout, as in `cross_entropy`.
+    All exponents are relative to the largest logit, as in `cross_entropy`.
     """
     best = logits.max(-1)
     total = jnp.exp(logits - best[..., None]).sum(-1)
@@ -115,15 +115,15 @@ def _figures(logits: Array, targets: Array) -> tuple[Array, tuple[Array, Array]]
 
 
 def _table_gradient(gradient: Array, x: Array) -> Array:
-    """gradient [.., n, vocab], x [.., n, width] -> f32[.., vocab, width], which no device adds to another's."""
+    """Multiply gradient [.., n, vocab] and x [.., n, width] -> f32[.., vocab, width], without a sum over devices."""
     if current_rules() is None:
         return row_product(gradient[0, 0], x[0, 0])[None, None]
     return jnp.einsum("dsnv,dsnw->dsvw", gradient, x, preferred_element_type=jnp.float32)
 
 
 class _Cuts(NamedTuple):
-    """Devices that share rows and positions out, by the axis of these, and the blocks that each of them makes of its
-    own: their number, and positions of each."""
+    """How tokens are split.   axis: of positions.   batch, length: numbers of devices over rows and over positions.
+    blocks, size: number of blocks per device, and positions per block."""
 
     axis: str | None
     batch: int
@@ -133,7 +133,7 @@ class _Cuts(NamedTuple):
 
 
 def _cuts(tokens: tuple[int, int], table: tuple[int, int], axis: str | None) -> _Cuts:
-    """For the shapes of targets and table."""
+    """Choose the split from the shapes of targets and table."""
     batch, length = parts_of(("batch", axis), tokens)
     vocab = table[0] // parts_of(("vocab", None), table)[0]
     rows, positions = tokens[0] // batch, tokens[1] // length
@@ -143,7 +143,7 @@ def _cuts(tokens: tuple[int, int], table: tuple[int, int], axis: str | None) -> 
 
 
 def _cut(x: Array, cuts: _Cuts) -> Array:
-    """[rows, length, ...] -> [blocks, batch, length, n, ...]: of each device's own, with zeros behind its positions."""
+    """Split [rows, length, ...] -> [blocks, batch, length, n, ...], each device its own part, padded with zeros."""
     rows, length, *rest = x.shape
     x = x.reshape(cuts.batch, rows // cuts.batch, cuts.length, length // cuts.length, *rest)
     padding = cuts.blocks * cuts.size - x.shape[3]
@@ -153,7 +153,7 @@ def _cut(x: Array, cuts: _Cuts) -> Array:
 
 
 def _joined(x: Array, cuts: _Cuts, tokens: tuple[int, int]) -> Array:
-    """The inverse of `_cut`: [blocks, batch, length, n, ...] -> [rows, length, ...]."""
+    """Invert `_cut`: [blocks, batch, length, n, ...] -> [rows, length, ...]."""
     rest = x.shape[4:]
     x = x.reshape(*x.shape[:3], tokens[0] // cuts.batch, cuts.size, *rest)
     x = jnp.moveaxis(x, (0, 1, 2), (3, 0, 2)).reshape(cuts.batch, x.shape[3], cuts.length, -1, *rest)

@@ -1,7 +1,7 @@
-"""Causal language modelling over contiguous streams of text, by models with a memory (which may be of no positions).
+"""Causal language modelling over contiguous streams of text, by models with a memory (maybe of length 0).
 
-Segment-level recurrence: Dai et al. 2019 (arXiv:1901.02860), section 3.2. Row b of a batch goes on where row b of the
-batch before ended, so what the model remembers of that row is the text just read.
+Segment-level recurrence: Dai et al. 2019 (arXiv:1901.02860), section 3.2. Row b of a batch continues row b of the
+previous batch, so that the model's memory holds the text just before the row.
 """
 
 import dataclasses
@@ -24,14 +24,14 @@ from pretrain.objectives.protocols import AdaptivePredictor, Recurrent
 
 @dataclasses.dataclass(frozen=True)
 class CausalLanguageModel(Objective):
-    """Every next token is predicted, from all that the row and its memory hold before it."""
+    """Every token is predicted from the tokens before it in the row and its memory."""
 
     asks = (Recurrent, AdaptivePredictor)
     predictions = MappingProxyType({"lm": ("targets", "weights")})
     left_to_right = True
 
-    reset: bool = False  # whether memory ends at the end of a document; else the next one sees the tail of the last
-    evaluation_memory: int | None = None  # positions remembered in evaluation, None for as many as in training
+    reset: bool = False  # clear the memory at the end of a document; else the next document sees it
+    evaluation_memory: int | None = None  # memory length in evaluation, by default as in training
 
     def __post_init__(self):
         if self.evaluation_memory is not None:
@@ -39,7 +39,7 @@ class CausalLanguageModel(Objective):
 
     def check(self, model_config, corpus, phase):
         clusters = family_of(model_config).module(model_config, Program()).clusters
-        if clusters:  # a corpus in a bucket has a file of counts for each part
+        if clusters:  # reading counts is cheap even in a bucket: each part has a file of them
             _check_order(clusters, corpus.token_counts())
 
     def rows(self, phase):
@@ -70,12 +70,12 @@ class CausalLanguageModel(Objective):
 
 
 def _check_order(cutoffs: Sequence[int], counts: np.ndarray) -> None:
-    """UserError where the clusters that begin at these tokens are not ones of falling frequency."""
+    """Raise UserError unless clusters that start at these tokens have falling mean frequencies."""
     means = [cluster.mean() for cluster in np.split(counts, cutoffs)]
     for cutoff, before, after in zip(cutoffs, means[:-1], means[1:], strict=True):
         if after > before:
             raise UserError(
-                f"model.cutoffs={tuple(cutoffs)}: the tokens from {cutoff} on are more frequent in the corpus "
-                f"({after:.1f} times on average) than those before them ({before:.1f}), where clusters need tokens by "
-                "falling frequency; prepare it with --tokenizer wordlevel, or give --model.cutoffs no numbers"
+                f"model.cutoffs={tuple(cutoffs)}: tokens from {cutoff} on are more frequent in the corpus ({after:.1f} "
+                f"times on average) than those before ({before:.1f}), but clusters need falling frequencies; prepare "
+                "it with --tokenizer wordlevel, or give --model.cutoffs no numbers"
             )

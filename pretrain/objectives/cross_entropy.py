@@ -1,4 +1,4 @@
-"""Losses per prediction, in float32."""
+"""Cross-entropy losses of predictions, in float32."""
 
 from collections.abc import Sequence
 
@@ -9,18 +9,19 @@ from jax import Array
 from models.core.sharding import current_rules
 from pretrain.objectives.objective import Term
 
-BLOCK = 256  # targets of a cluster whose logits exist at the same time
+BLOCK = 256  # targets of a cluster whose logits are computed at a time
 
 
 def cross_entropy(logits: Array, targets: Array) -> tuple[Array, Array]:
-    """logits f32[n, vocab], targets i32[n] -> (-log p(target) in nats f32[n], whether it is the best guess f32[n])."""
+    """logits f32[n, vocab], targets i32[n] -> (-log p(target) in nats f32[n], 1 if the target is the best guess
+    f32[n])."""
     best = jax.lax.stop_gradient(logits.max(axis=-1))
     losses, target = _negative_log_likelihood(logits, targets, best)
     return losses, (target >= best).astype(jnp.float32)
 
 
 def predicted(logits: Array, targets: Array, weights: Array) -> Term:
-    """The term of n predictions.   logits: f32[n, vocab].   targets, weights: i32 and f32, n in any one shape."""
+    """Compute the term of n predictions.   logits: f32[n, vocab].   targets i32, weights f32: n in any shape."""
     losses, hits = cross_entropy(logits, targets.reshape(-1))
     weights = weights.reshape(-1)
     return Term(jnp.sum(losses * weights), jnp.sum(hits * weights))
@@ -28,23 +29,23 @@ def predicted(logits: Array, targets: Array, weights: Array) -> Term:
 
 @jax.custom_vjp
 def _negative_log_likelihood(logits: Array, targets: Array, best: Array) -> tuple[Array, Array]:
-    """(-log p(target), the target's logit), both f32[n]; best f32[n]: the largest logit. Only the first is
+    """Compute (-log p(target), the target's logit), both f32[n].   best: f32[n], the largest logit. Only the first is
     differentiated: its gradient, softmax - target, is one pass over the logits and needs no scatter."""
     return _with_residuals(logits, targets, best)[0]
 
 
 def _with_residuals(logits, targets, best):
-    # Relative to the best throughout: adding it to the logarithm would round away digits of large logits.
+    # Everything is relative to the best: adding it to the logarithm would lose digits of large logits.
     total = jnp.log(jnp.sum(jnp.exp(logits - best[:, None]), axis=-1))
     target = at_targets(logits, targets)
     return (total - (target - best), target), (logits, targets, best, total)
 
 
 def at_targets(logits: Array, targets: Array) -> Array:
-    """logits f32[..., vocab] at targets i32[...] -> f32[...]."""
+    """Select logits f32[..., vocab] at targets i32[...] -> f32[...]."""
     if current_rules() is None:
         return jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="clip")[..., 0]
-    # A gather would collect the whole vocabulary where that is cut over devices.
+    # A gather would all-gather a vocabulary that is sharded over devices.
     return jnp.sum(jnp.where(jnp.arange(logits.shape[-1]) == targets[..., None], logits, 0.0), axis=-1)
 
 
@@ -59,22 +60,22 @@ _negative_log_likelihood.defvjp(_with_residuals, _gradients)
 
 
 def binary_cross_entropy(logits: Array, labels: Array) -> Array:
-    """-log p(label) in nats for labels in {0, 1}, where sigmoid(logit) = p(1); any equal shapes, float32."""
+    """Compute -log p(label) in nats for labels in {0, 1}, where p(1) = sigmoid(logit); equal shapes, float32."""
     return jnp.maximum(logits, 0.0) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
 
 
 def adaptive_cross_entropy(
     head: Array, tails: Sequence[tuple[Array, Array, Array]], targets: Array, cutoffs: Sequence[int]
 ) -> Array:
-    """The loss of an adaptive softmax (Grave et al. 2017, arXiv:1609.04309, section 4): -log p(target) in nats f32[n],
-    where p(token) = p(its cluster) * p(token in there).
+    """Compute the loss of an adaptive softmax (Grave et al. 2017, arXiv:1609.04309, section 4): -log p(target) in nats
+    f32[n], where p(token) = p(cluster) * p(token in the cluster).
 
-    A cluster's logits are computed for its own targets alone, a block of them at a time, and again for the gradient: of
-    WikiText-103's 267,735 columns a target then costs 20,003 and, one time in twenty, its cluster's.
+    A cluster's logits are computed only for its own targets, one block at a time, and again for the gradient: of
+    WikiText-103's 267,735 columns a target then needs 20,003 and, one time in twenty, those of its cluster.
 
-    head: logits f32[n, shortlist + clusters].   tails: of each cluster (hidden [n, width], table f32[rows, width],
-    bias f32[rows], -inf in padding rows), whose logits are hidden @ table.T + bias.
-    targets: i32[n], by falling frequency.   cutoffs: the first token of each cluster, ascending.
+    head: logits f32[n, shortlist + clusters].   tails: for each cluster (hidden [n, width], table f32[rows, width],
+    bias f32[rows], -inf in padding rows), with logits hidden @ table.T + bias.
+    targets: i32[n], numbered by falling frequency.   cutoffs: first token of each cluster, ascending.
     """
     cluster = sum((targets >= start).astype(jnp.int32) for start in cutoffs)  # 0: the shortlist
     losses, _ = cross_entropy(head, jnp.where(cluster == 0, targets, cutoffs[0] + cluster - 1))
@@ -85,7 +86,7 @@ def adaptive_cross_entropy(
 
 
 def _on_each_device(hidden: Array, table: Array, bias: Array, targets: Array, members: Array) -> Array:
-    """`_member_losses`, each device for its own rows: sorted over all devices, they would have to move."""
+    """Compute `_member_losses` on each device for its own rows; sorting over all devices would move rows."""
     rules = current_rules()
     if rules is None:
         return _member_losses(hidden, table, bias, targets, members)
@@ -97,7 +98,7 @@ def _on_each_device(hidden: Array, table: Array, bias: Array, targets: Array, me
 
 @jax.custom_vjp
 def _member_losses(hidden: Array, table: Array, bias: Array, targets: Array, members: Array) -> Array:
-    """Cross-entropy with targets i32[n] of the rows that are members (bool[n]), 0 for the others: f32[n]."""
+    """Compute the cross-entropy f32[n] of rows that are members (bool[n]), 0 for the others.   targets: i32[n]."""
     return _forward(hidden, table, bias, targets, members)[0]
 
 
@@ -136,7 +137,7 @@ _member_losses.defvjp(_forward, _backward)
 
 
 def _over_blocks(members: Array, block, state):
-    """block(rows i32[BLOCK], state) -> state over blocks that hold all members; a row beyond n stands for none."""
+    """Apply block(rows i32[BLOCK], state) -> state to blocks that cover all members; rows of n or more are padding."""
     n = members.shape[0]
     size = min(BLOCK, n)
     order = jnp.pad(jnp.argsort(~members, stable=True), (0, -n % size), constant_values=n)
@@ -154,5 +155,5 @@ def _taken(x: Array, rows: Array) -> Array:
 
 
 def _logits(hidden: Array, table: Array, bias: Array) -> Array:
-    """f32[n, rows]"""
+    """Compute logits f32[n, rows]."""
     return jnp.einsum("nw,vw->nv", hidden, table, preferred_element_type=jnp.float32) + bias

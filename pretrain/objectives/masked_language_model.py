@@ -1,4 +1,4 @@
-"""Masked language modelling, alone, with next-sentence prediction (Devlin et al. 2019, section 3.1) or with
+"""Masked language modelling, optionally with next-sentence prediction (Devlin et al. 2019, section 3.1) or
 sentence-order prediction (Lan et al. 2019, section 3.1)."""
 
 import dataclasses
@@ -23,50 +23,51 @@ from pretrain.objectives.protocols import Encoder
 PAIRS, SENTENCE_PAIRS = "segment-pairs", "sentence-pairs"
 PACKED, PACKED_ACROSS, ONE_DOCUMENT = "packed-sentences", "packed-across-documents", "document-sentences"
 
-PREDICTIONS = "prediction_targets", "prediction_weights"  # of a batch, the tokens that are predicted
+PREDICTIONS = "prediction_targets", "prediction_weights"  # arrays of a batch
 
 PACKED_AS = {PACKED: {}, PACKED_ACROSS: {"cross_document_attention": True}, ONE_DOCUMENT: {"one_document": True}}
-PAIRED = {PAIRS: SegmentPairs, SENTENCE_PAIRS: SentencePairs}  # whose rows may have a label, by its name
+PAIRED = {PAIRS: SegmentPairs, SENTENCE_PAIRS: SentencePairs}  # layouts of pairs, which may have a label
 LAYOUTS = PAIRED | {name: partial(PackedSentences, **how) for name, how in PACKED_AS.items()}
 
 
 def masked_rows(layout: str, length: int, masking: Masking, label: str | None) -> RowLayout:
-    """Rows of so many tokens; the label is None where they are no pairs."""
+    """Return the layout of masked rows.   label: name of the pairs' label; None without one."""
     return LAYOUTS[layout](length, masking, *([label] if layout in PAIRED else []))
 
 
 def check_layout(layout: str, label: str | None) -> None:
-    """ValueError for an unknown layout or one without the pairs that the label `objective.LABEL` is of."""
+    """Raise ValueError for an unknown layout, or for a label (`objective.LABEL`) without pairs."""
     if layout not in LAYOUTS:
         raise ValueError(f"objective.layout={layout!r}: use one of {', '.join(LAYOUTS)}")
     if label and layout not in PAIRED:
-        raise ValueError(f"objective.layout={layout!r} has no pairs: use {PAIRS!r} or objective.{label}=False")
+        raise ValueError(f"objective.layout={layout!r}: has no pairs; use {PAIRS!r} or objective.{label}=False")
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLanguageModel(Objective):
-    """The label of pairs is read at position 0."""
+    """Masked tokens are predicted; the label of a pair is predicted at position 0."""
 
     predictions = MappingProxyType({"mlm": PREDICTIONS})
 
     # How rows are made: segment-pairs, sentence-pairs, packed-sentences, packed-across-documents, document-sentences
     layout: str = PAIRS
     next_sentence: bool = True  # also classify whether B follows A or is random
-    sentence_order: bool = False  # also classify whether B follows A or A follows B; instead of next_sentence
+    sentence_order: bool = False  # also classify whether B follows A or A follows B; excludes next_sentence
     masking: Masking = Masking()
-    globals: int = 0  # tokens of a row that see all and that all see, whatever the pattern: its first, then separators
+    globals: int = 0  # number of global tokens of a row in any sparse pattern: its first token, then separators
 
     def __post_init__(self):
         if self.next_sentence and self.sentence_order:
             raise ValueError(
-                "objective.next_sentence=True and objective.sentence_order=True: a pair has one label; "
+                "objective.next_sentence=True and objective.sentence_order=True: a pair has only one label; "
                 "set one of them to False"
             )
         check_layout(self.layout, self.label)
 
     @property
     def label(self) -> str | None:
-        """What pairs are labelled with: the name of the field above, of the batch's array and of the loss's term."""
+        """Return the label's name, shared by the field above, the batch's array and the loss's term; None without
+        one."""
         return NEXT_SENTENCE if self.next_sentence else SENTENCE_ORDER if self.sentence_order else None
 
     @property
@@ -78,9 +79,9 @@ class MaskedLanguageModel(Objective):
             return
         family, setting = family_of(model_config), f"objective.globals={self.globals}"
         if "globals" not in family.inputs:
-            raise UserError(f"{setting}: {type(model_config).__name__} takes no global tokens; set it to 0")
+            raise UserError(f"{setting}: {type(model_config).__name__} has no global tokens; set it to 0")
         if model_config.pattern.name == DENSE and not getattr(model_config, "global_projections", False):
-            raise UserError(f"{setting}: model.pattern.name=dense lets all tokens see all; set it to 0")
+            raise UserError(f"{setting}: has no effect with model.pattern.name=dense; set it to 0")
 
     def rows(self, phase):
         rows = masked_rows(self.layout, phase.length, self.masking, self.label)
@@ -98,7 +99,7 @@ class MaskedLanguageModel(Objective):
 
     def loss(self, model, params, batch, carry, moment):
         variables, first = {"params": params}, int(self.label is not None)
-        slots = jnp.pad(batch["prediction_positions"], ((0, 0), (first, 0)))  # with position 0 before them
+        slots = jnp.pad(batch["prediction_positions"], ((0, 0), (first, 0)))  # with position 0 in front
         inputs = (inputs_of(model, batch), moment.noise, slots)
         hidden = model.apply(variables, *inputs, method="encode")
         head = lambda name, hidden: model.apply(variables, name, hidden, method="apply_head")
@@ -113,9 +114,9 @@ class MaskedLanguageModel(Objective):
 
 @dataclasses.dataclass(frozen=True)
 class GlobalPhase(Phase):
-    """Rows with global tokens, each of which stands for a sentence of the row."""
+    """A phase of rows with global tokens, each of which represents a sentence of the row."""
 
-    globals: int = 256  # global tokens beside each row
+    globals: int = 256  # number of global tokens in addition to each row
 
     def __str__(self) -> str:
         return f"{super().__str__()} and {self.globals} global ones"
@@ -123,19 +124,20 @@ class GlobalPhase(Phase):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedWithGlobals(MaskedLanguageModel):
-    """Tokens of the row are predicted; of ETC's objectives without the one of global tokens (CPC), an option there."""
+    """Masked tokens are predicted in rows with global tokens; ETC's optional objective of global tokens (CPC) is not
+    implemented."""
 
     phase: ClassVar[type[Phase]] = GlobalPhase
     # How rows are made: packed-sentences, packed-across-documents or document-sentences
     layout: str = PACKED_ACROSS
     next_sentence: ClassVar[bool] = False
     sentence_order: ClassVar[bool] = False
-    globals: ClassVar[int] = 0  # of the row's own tokens
+    globals: ClassVar[int] = 0  # among the row's own tokens
 
     def __post_init__(self):
         super().__post_init__()
         if self.layout not in PACKED_AS:
-            raise ValueError(f"objective.layout={self.layout!r} has no global tokens: use {' or '.join(PACKED_AS)}")
+            raise ValueError(f"objective.layout={self.layout!r}: has no global tokens; use {' or '.join(PACKED_AS)}")
 
     def rows(self, phase):
         return SentenceGlobals(phase.length, self.masking, globals=phase.globals, **PACKED_AS[self.layout])

@@ -1,5 +1,5 @@
-"""The plain causal language model: the next token of packed documents, by a decoder without memory (Radford et al.
-2018, equation 1)."""
+"""Plain causal language modelling: predict the next token of packed documents by a decoder without a memory (Radford et
+al. 2018, equation 1)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ ALL, TARGET = "all", "target"
 
 
 def delimiter(objective: Objective, special: Mapping[str, int]) -> int | None:
-    """The token behind the inputs of rows of input and target; None where an objective reads others."""
+    """Return the token between input and target, or None if the objective has no such rows."""
     return delimiter_token(special) if getattr(objective, "layout", None) == INPUT_TARGET else None
 
 
@@ -35,10 +35,11 @@ def next_token_terms(
     decode: str = "decode",
     axis: str | None = "length",
 ) -> dict[str, Term]:
-    """The terms of a decoder's `targets`, each with weights of its own, and with a z_loss that of the first's.
+    """Compute the terms of a decoder's `targets`, one per set of weights, plus the z-loss of the first if z_loss is not
+    0.
 
-    predictions: as of `Objective`.   decode: the method that gives what is known before each.   axis: of the targets,
-    for the mesh.
+    predictions: as in `Objective`.   decode: method that returns the hidden states.   axis: name of the targets' length
+    axis, for the mesh.
     """
     variables = {"params": params}
     hidden = model.apply(variables, inputs_of(model, batch), moment.noise, method=decode)
@@ -51,18 +52,18 @@ def next_token_terms(
 
 @dataclasses.dataclass(frozen=True)
 class NextTokenPrediction(Objective):
-    """Every next token is predicted, from all that the row holds before it."""
+    """Every token is predicted from the tokens before it in the row."""
 
     asks = (CausalDecoder,)
     left_to_right = True
-    predicts_codes: ClassVar[bool] = True  # of documents; rows of input and target only begin with theirs
+    predicts_codes: ClassVar[bool] = True  # control codes of documents; rows of input and target only begin with them
 
-    separate: bool = False  # whether tokens see their own document alone
-    restart: bool = False  # whether positions begin anew in every document
-    z_loss: float = 0.0  # factor of the mean square of the softmax's log-normaliser (PaLM: 1e-4)
-    layout: str = DOCUMENTS  # of rows: 'documents' packed, or 'input-target', each of one of two segments
-    predict: str = ALL  # of rows of input and target: 'all' or 'target', that alone
-    auxiliary: float = 0.0  # then the factor of the mean loss of the input (Radford et al. 2018, section 3.2: 0.5)
+    separate: bool = False  # tokens attend only to their own document
+    restart: bool = False  # positions restart at 0 in every document
+    z_loss: float = 0.0  # factor of the mean squared log-normaliser of the softmax (PaLM: 1e-4)
+    layout: str = DOCUMENTS  # of rows: 'documents' (packed) or 'input-target' (one document of two segments)
+    predict: str = ALL  # in rows of input and target: predict 'all' tokens or only the 'target'
+    auxiliary: float = 0.0  # with predict='target': factor of the input's mean loss (Radford et al. 2018: 0.5)
 
     def __post_init__(self):
         check_ranges(self, dict.fromkeys(("z_loss", "auxiliary"), NOT_NEGATIVE), "objective.")
@@ -70,13 +71,13 @@ class NextTokenPrediction(Objective):
             if getattr(self, field) not in allowed:
                 raise ValueError(f"objective.{field}={getattr(self, field)!r}: use one of {', '.join(allowed)}")
         if self.layout == DOCUMENTS and self.predict == TARGET:
-            raise ValueError(f"objective.predict={TARGET!r}: needs objective.layout={INPUT_TARGET}")
+            raise ValueError(f"objective.predict={TARGET!r}: needs objective.layout={INPUT_TARGET}; add it")
         if self.layout == INPUT_TARGET and (self.separate or self.restart):
-            raise ValueError(f"objective.layout={INPUT_TARGET!r}: a row is one document; leave separate, restart out")
+            raise ValueError(f"objective.layout={INPUT_TARGET!r}: a row is one document; leave out separate, restart")
         if self.auxiliary and self.predict == ALL:
-            raise ValueError(f"objective.auxiliary={self.auxiliary}: needs objective.predict={TARGET}")
+            raise ValueError(f"objective.auxiliary={self.auxiliary}: needs objective.predict={TARGET}; add it")
         if self.auxiliary and self.z_loss:
-            raise ValueError(f"objective.z_loss={self.z_loss}: does not go with objective.auxiliary; leave one out")
+            raise ValueError(f"objective.z_loss={self.z_loss}: conflicts with objective.auxiliary; leave one out")
 
     def rows(self, phase):
         if self.layout == INPUT_TARGET:
@@ -105,7 +106,7 @@ class NextTokenPrediction(Objective):
 
 @dataclasses.dataclass(frozen=True)
 class StridedPerplexity(NextTokenPrediction):
-    """For evaluation: of whole documents, each token once, seen from `stride` tokens further on in each row."""
+    """Evaluation on whole documents with a window that moves by `stride` tokens; each token is predicted once."""
 
     predicts_codes = False
 

@@ -1,4 +1,4 @@
-"""What an objective is: the device half of what is learned. The host half are its examples."""
+"""The base class of objectives, which compute losses on the device, and the phases, tasks and teachers of a recipe."""
 
 import abc
 import dataclasses
@@ -23,20 +23,20 @@ from models.families.registry import family_of
 from pretrain.optimizers import Optimizer
 from pretrain.schedules import Schedule
 
-TEACHERS = "teachers"  # the path of their parameters, among the frozen ones: teachers/NAME/...
+TEACHERS = "teachers"  # path of their parameters among the frozen ones: teachers/NAME/...
 
 
 @dataclasses.dataclass(frozen=True)
 class Teacher:
-    """A part of a recipe."""
+    """A frozen model of a recipe that an objective needs."""
 
-    name: str  # by which the objective asks for it
-    source: str  # a run's work directory or a Hugging Face folder; read when the run begins, not when it goes on
-    model: Any  # its config, that of the source
+    name: str  # name by which the objective refers to it
+    source: str  # work directory of a run, or a Hugging Face folder; read when the run starts, not on resume
+    model: Any  # config of the model in the source
 
 
 def scope(name: str) -> str:
-    """The scope of what a teacher computes."""
+    """Return the name scope of a teacher's computations."""
     return f"{TEACHERS}/{name}"
 
 
@@ -48,39 +48,39 @@ class Bound(NamedTuple):
     params: Params
 
     def apply(self, *inputs, method: str):
-        """What one of its methods gives."""
+        """Call one of its methods."""
         with jax.named_scope(scope(self.name)):
             return self.module.apply({"params": self.params}, *inputs, method=method)
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One of several things that a phase learns, each step one of them."""
+    """One of several tasks of a phase; each step trains one task."""
 
-    name: str  # before its figures
+    name: str  # prefix of its metrics
     objective: Any
-    rate: float = 1.0  # how often it comes, beside the others; where its phase has `rates`, these say so
-    corpus: str = ""  # the name of the one that it reads; all of them unless given
+    rate: float = 1.0  # frequency relative to the other tasks, unless the phase has `rates`
+    corpus: str = ""  # name of the corpus that it reads; by default all
 
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """BERT's first one is 90% of the steps at length 128, its second 10% at 512.
+    """A part of the training with its own sequence length and batch size, like BERT's last 10% of steps at length 512.
 
-    An objective whose rows have further sizes, a target's length or images per row, has a subclass with fields for
-    them (`Objective.phase`).
+    An objective whose rows have further sizes, like a target length, has a subclass with fields for them
+    (`Objective.phase`).
     """
 
-    share: float  # of the run's steps
-    length: int  # tokens per row
-    batch_size: int  # rows per step, over all devices
+    share: float  # share of the run's steps
+    length: int  # sequence length: tokens per row
+    batch_size: int  # global batch size: rows per step
     _: dataclasses.KW_ONLY
-    objective: Annotated[Any, Suppress] = None  # the recipe's unless given, as of the next two
+    objective: Annotated[Any, Suppress] = None  # by default the recipe's, like the next two
     optimizer: Annotated[Optimizer | None, Suppress] = None
-    schedule: Annotated[Schedule | None, Suppress] = None  # over the steps of this phase alone
-    frozen: tuple[str, ...] = ()  # what is not trained here, beside what the recipe freezes
-    tasks: Annotated[tuple[Task, ...], Suppress] = ()  # in place of the objective
-    rates: Annotated[str, Suppress] = ""  # of the tasks, by their examples, in place of theirs: as `Recipe.mixture`
+    schedule: Annotated[Schedule | None, Suppress] = None  # over the steps of this phase only
+    frozen: tuple[str, ...] = ()  # path prefixes frozen in this phase, besides the recipe's
+    tasks: Annotated[tuple[Task, ...], Suppress] = ()  # replace the objective
+    rates: Annotated[str, Suppress] = ""  # rates of tasks by their numbers of examples, like `Recipe.mixture`
 
     def __str__(self) -> str:
         return f"{self.batch_size} rows of {self.length} tokens"
@@ -91,10 +91,10 @@ Spec = Mapping[str, Feature]
 
 
 class Moment(NamedTuple):
-    """When a loss is computed.
+    """The circumstances of a loss.
 
-    keys: u32[rows, 2] noise keys, one per row.   train: whether dropout is on; evaluation may count more.
-    step: i32[], how many updates were made before.   teachers: by name, those of the recipe.
+    keys: u32[rows, 2], one noise key per row.   train: dropout is on; else `loss` may return more counts.
+    step: i32[], number of updates so far.   teachers: of the recipe, by name.
     """
 
     keys: Array
@@ -104,15 +104,15 @@ class Moment(NamedTuple):
 
     @property
     def noise(self) -> Noise:
-        """What switches a model's dropout on."""
+        """Return the keys of a model's dropout, or None in evaluation."""
         return self.keys if self.train else None
 
 
 class Term(NamedTuple):
     """A term of the loss over some rows.
 
-    sum: f32[], of the losses.   hits: f32[], of the predictions how many are the best guess, weighted as the losses;
-    None where nothing is guessed.
+    sum: f32[], weighted sum of losses.   hits: f32[], weighted number of correct predictions; None if there are no
+    predictions.
     """
 
     sum: Array
@@ -120,7 +120,7 @@ class Term(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Of a batch, or of several together. weights: the denominator of each term, f32[]."""
+    """The terms of one or more batches.   weights: f32[], the denominator of each term."""
 
     terms: dict[str, Term]
     weights: dict[str, Array]
@@ -129,18 +129,18 @@ class Sums(NamedTuple):
 class Objective(abc.ABC):
     """Base of frozen dataclasses whose fields are the objective's hyper-parameters.
 
-    The loss is sum_k c_k * S_k / W_k over named terms k: `loss` gives the sums S_k over the rows that it is handed,
-    `weights` the denominators W_k from the batch alone, `coefficients` the c_k. So microbatches, padding and devices
-    change nothing but rounding.
+    The loss is sum_k c_k * S_k / W_k over named terms k: `loss` returns the sums S_k over its rows, `weights` the
+    denominators W_k, which depend on the batch alone, and `coefficients` the c_k. So microbatches, padding and the
+    number of devices change only rounding.
 
-    asks: of the model, `protocols` that its trunk must have and names of heads that read it.
-    predictions: term -> the batch's arrays of the tokens that it predicts and of their weights.
-    left_to_right: whether its first term predicts text token by token: perplexity and bits per byte are of it.
-    phase: the class of its recipes' phases.
-    teachers: name -> what is asked of each frozen model beside it.
-    rowwise: whether a row's loss depends on that row alone, or else on others too: no microbatch has these, and
-    held-out figures are then of whole batches alone.
-    per_example: of `loss`'s counts in evaluation, those that are [rows, ...]; `report` gets them joined, not summed.
+    asks: `protocols` that the model's trunk must have, and names of heads.
+    predictions: term -> names of the batch's arrays with its target tokens and their weights.
+    left_to_right: whether the first term predicts text token by token, so that it has perplexity and bits per byte.
+    phase: class of the phases in its recipes.
+    teachers: name of a frozen model -> what it must have, like `asks`.
+    rowwise: whether the loss of a row depends on that row only. If not, microbatches are refused, and evaluation uses
+    full batches.
+    per_example: counts of `loss` in evaluation with shape [rows, ...]; `report` gets them concatenated, not summed.
     """
 
     asks: ClassVar[tuple[type | str, ...]] = ()
@@ -152,72 +152,70 @@ class Objective(abc.ABC):
     per_example: ClassVar[tuple[str, ...]] = ()
 
     def check(self, model_config, corpus: Corpus, phase: Phase) -> None:
-        """UserError when this objective cannot train this model on this corpus in a phase."""
+        """Raise UserError if this objective cannot train this model on this corpus in a phase."""
         return
 
     @abc.abstractmethod
     def rows(self, phase: Phase) -> Layout:
-        """The host half: how rows are made. UserError for a phase that they do not fit."""
+        """Return the layout by which the host makes rows. UserError if the phase does not fit it."""
 
     def spec(self, phase: Phase) -> Spec:
-        """The arrays of a batch, known without data."""
+        """Return shapes and dtypes of a batch's arrays, without reading data."""
         return self.rows(phase).spec
 
     def examples(self, corpus: Corpus, split: str, phase: Phase, seed: int) -> Examples:
-        """The batches of a phase, of a split of a corpus, in one lane."""
+        """Make the batches of a phase from a split of a corpus, in one lane."""
         return make_examples(self.rows(phase), corpus, split, phase.batch_size, seed)
 
     def memory(self, model_config, train: bool) -> int:
-        """Positions before a row that a model remembers, in training or in evaluation."""
+        """Return the model's memory length in positions, in training or in evaluation."""
         return getattr(model_config, "memory", 0)
 
     def carry(self, model: nn.Module, phase: Phase, train: bool) -> tuple[Any, Any]:
-        """State that passes between batches, and the axes of each leaf ('batch' where rows are)."""
+        """Return (initial state that is passed between batches, axes of each leaf, with 'batch' for rows)."""
         return {}, {}
 
     def weights(self, batch: Batch) -> dict[str, Array]:
-        """Term -> its denominator f32[], from the batch alone."""
+        """Compute term -> denominator f32[], from the batch alone."""
         return {term: batch[weights].sum() for term, (_, weights) in self.predictions.items()}
 
     def coefficients(self, step: Array | int) -> dict[str, Any]:
-        """Term -> its factor."""
+        """Return term -> factor in the loss."""
         return dict.fromkeys(self.predictions, 1.0)
 
     @abc.abstractmethod
     def loss(
         self, model: nn.Module, params: Params, batch: Batch, carry, moment: Moment
     ) -> tuple[dict[str, Term], Any, dict[str, Array]]:
-        """(its terms, the new carry, counts for `report`, sums over rows of any shape).
+        """Compute (terms, new carry, counts for `report`: sums over rows, of any shape).
 
-        params: the trained and the frozen ones.
+        params: trained and frozen ones.
         """
 
     def token_counts(self, corpus: Corpus, phase: Phase) -> np.ndarray:
-        """f64[vocab]: how often each token is predicted in an epoch of the train split, up to a factor."""
+        """Count how often each token is predicted in an epoch of the train split, up to a factor: f64[vocab]."""
         return corpus.token_counts().astype(np.float64)
 
     def report(self, counts: Mapping[str, Any]) -> dict[str, float]:
-        """Figures beside those that follow from the terms, of counts summed over batches.
-
-        In training without those of `per_example`.
-        """
+        """Compute metrics besides those of the terms, from counts summed over batches (in training without those of
+        `per_example`)."""
         return {}
 
 
 def inputs_of(model: nn.Module, batch: Batch) -> Inputs:
-    """The declared arrays that a batch has."""
+    """Select the arrays of a batch that the model's family declares as inputs."""
     return {name: batch[name] for name in family_of(model.config).inputs if name in batch}
 
 
 def shapes_of(spec: Spec, rows: int, sharding: Sharding | None = None) -> dict[str, jax.ShapeDtypeStruct]:
-    """A batch of so many rows, as shapes and dtypes."""
-    of = jax.ShapeDtypeStruct
-    return {name: of((rows, *one.shape), one.dtype, sharding=sharding) for name, one in spec.items()}
+    """Return the shapes and dtypes of a batch with this number of rows."""
+    shape = jax.ShapeDtypeStruct
+    return {name: shape((rows, *entry.shape), entry.dtype, sharding=sharding) for name, entry in spec.items()}
 
 
 def initialise(key: Array, model: nn.Module, spec: Spec) -> Params:
-    """Random parameters of a model for batches of a spec; one blank row stands for the batch."""
-    row = inputs_of(model, {name: one.blank(1) for name, one in spec.items()})
+    """Initialize the parameters of a model for batches of a spec, with one blank row as the batch."""
+    row = inputs_of(model, {name: entry.blank(1) for name, entry in spec.items()})
     return jax.jit(model.init)(key, row)["params"]
 
 
@@ -225,10 +223,10 @@ AXES = {"hidden": ("layers", "batch", None, None), "segments": ("batch", None)}
 
 
 def carried(memory: Memory) -> tuple[dict[str, Any], dict[str, tuple]]:
-    """(carry, axes); both are empty for a memory of no positions, which no checkpoint could hold."""
+    """Return (carry, axes) of a memory; both are empty for length 0, which a checkpoint could not store."""
     return (memory._asdict(), AXES) if memory.segments.shape[1] else ({}, {})
 
 
 def remembered(carry: dict[str, Any], model: nn.Module, batch_size: int) -> Memory:
-    """The memory that a carry holds."""
+    """Return the memory in a carry."""
     return Memory(**carry) if carry else model.empty_memory(batch_size, 0)

@@ -1,7 +1,7 @@
-"""Permutation language modelling: predict tokens in a random order of factorisation (Yang et al. 2019, equation 3).
+"""Permutation language modelling: predict tokens in a random factorization order (Yang et al. 2019, equation 3).
 
-Only the last 1 / K of the order are predicted (section 2.3), by a query stream that knows their positions and not
-their tokens; a row's memory is the reused part of the row before it.
+Only the last 1 / K tokens of the order are predicted (section 2.3), by a query stream that sees their positions but not
+the tokens. A row's memory is the reused part of the previous row.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from pretrain.objectives.protocols import Permutable, TokenPredictor
 
 @dataclasses.dataclass(frozen=True)
 class PermutationLanguageModel(Objective):
-    """What is predicted, and in which order, is drawn with the rows."""
+    """The predicted tokens and their order are drawn when rows are made."""
 
     asks = (Permutable, TokenPredictor)
     predictions = MappingProxyType({"plm": PREDICTIONS})
@@ -28,8 +28,8 @@ class PermutationLanguageModel(Objective):
     def check(self, model_config, corpus, phase):
         if not self.examples(corpus, "heldout", phase, seed=0).number:
             raise UserError(
-                f"--corpus {corpus.path}: its held-out split is shorter than a row of {phase.length}; prepare it "
-                "with a larger --heldout, or lower the length"
+                f"--corpus {corpus.path}: its held-out split is shorter than a row of {phase.length} tokens; prepare "
+                "it with a larger --heldout, or lower the length"
             )
 
     def rows(self, phase):

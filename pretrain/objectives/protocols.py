@@ -1,7 +1,8 @@
-"""What objectives ask of models: a trunk that computes hidden states, and heads that read them.
+"""The protocols of models that objectives use: a trunk that computes hidden states, and heads that read them.
 
-Methods of a Flax module, called by `model.apply({"params": params}, ..., method="encode")`. inputs: the arrays that the
-model's family declares; noise: u32[rows, 2], switches dropout on. Logits are of the padded vocabulary, -inf in padding.
+They are methods of a Flax module, called by `model.apply({"params": params}, ..., method="encode")`. inputs: the arrays
+that the model's family declares; noise: u32[rows, 2] turns dropout on. Logits cover the padded vocabulary, with -inf in
+padding.
 """
 
 from typing import Any, Protocol, runtime_checkable
@@ -18,12 +19,12 @@ class Encoder(Protocol):
     """A trunk without memory."""
 
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
-        """-> hidden [rows, length, width], or at slots i32[rows, n] alone [rows, n, width]."""
+        """Return hidden [rows, length, width], or only at slots i32[rows, n]: [rows, n, width]."""
 
 
 @runtime_checkable
 class TokenPredictor(Protocol):
-    """A head for tokens."""
+    """A head that predicts tokens."""
 
     def token_logits(self, hidden: Array) -> Array:
         """hidden [rows, n, width] -> logits f32[rows * n, vocab]."""
@@ -31,7 +32,7 @@ class TokenPredictor(Protocol):
 
 @runtime_checkable
 class Generator(Protocol):
-    """A small model of masked tokens, beside a trunk with shared embeddings."""
+    """A small masked language model that shares embeddings with a trunk."""
 
     def generate(self, inputs: Inputs, slots: Array, noise: Noise = None) -> Array:
         """slots i32[rows, n] -> logits f32[rows * n, vocab]."""
@@ -39,18 +40,18 @@ class Generator(Protocol):
 
 @runtime_checkable
 class Detector(Protocol):
-    """A head that tells replaced tokens."""
+    """A head that detects replaced tokens."""
 
     def token_scores(self, hidden: Array) -> Array:
-        """hidden [rows, n, width] -> logits f32[rows, n], positive for replaced."""
+        """hidden [rows, n, width] -> logits f32[rows, n], positive for replaced tokens."""
 
 
 @runtime_checkable
 class Remembering(Protocol):
-    """What models with a memory have besides their trunk."""
+    """A model with a memory."""
 
     def empty_memory(self, rows: int, length: int | None = None) -> Memory:
-        """A memory of nothing; length: how many positions, by default as many as in training."""
+        """Return an empty memory.   length: in positions, by default as in training."""
 
 
 @runtime_checkable
@@ -58,75 +59,76 @@ class Recurrent(Remembering, Protocol):
     """A causal trunk with a memory."""
 
     def read(self, inputs: Inputs, memory: Memory, noise: Noise = None) -> tuple[Array, Memory]:
-        """-> (hidden [rows, length, width], the new memory, as long as the one given)."""
+        """Return (hidden [rows, length, width], the new memory, as long as the old one)."""
 
 
 @runtime_checkable
 class AdaptivePredictor(TokenPredictor, Protocol):
-    """A head for tokens whose rare ones are in clusters, if there are any."""
+    """A head that predicts tokens by an adaptive softmax, with clusters of rare tokens, if any."""
 
     @property
     def clusters(self) -> tuple[int, ...]:
-        """The first token of each cluster but the first, ascending; none: a plain softmax."""
+        """Return the first token of each cluster but the first, ascending; () means a plain softmax."""
 
     def tails(self, hidden: Array) -> tuple[tuple[Array, Array, Array], ...]:
-        """hidden [rows, n, width] -> the factors of each cluster's logits but the first's: ([rows * n, narrow],
+        """hidden [rows, n, width] -> for each cluster but the first, factors of its logits: (hidden [rows * n, narrow],
         table f32[tokens, narrow], bias f32[tokens])."""
 
 
 @runtime_checkable
 class Writer(TokenPredictor, Protocol):
-    """A causal trunk that goes on from a state of what it has read, and a head for the next token."""
+    """A causal trunk that continues texts from a cached state, with a head for the next token."""
 
     def begin(self, inputs: Inputs, room: int) -> tuple[Array, Any]:
-        """Texts, padded on the left -> (hidden [rows, length, width], a state with room for so many further tokens)."""
+        """Read left-padded texts -> (hidden [rows, length, width], a state with room for `room` more tokens)."""
 
     def advance(self, inputs: Inputs, state: Any) -> tuple[Array, Any]:
-        """Further tokens of these texts -> (hidden [rows, n, width], the state with them)."""
+        """Read further tokens of these texts -> (hidden [rows, n, width], the new state)."""
 
     def take(self, state: Any, rows: Array) -> Any:
-        """The state of rows i32[n] of another's."""
+        """Select rows i32[n] of a state."""
 
 
 @runtime_checkable
 class CausalDecoder(Writer, Protocol):
-    """A causal trunk without memory, and a head for the next token."""
+    """A causal trunk without a memory, and a head for the next token."""
 
     def decode(self, inputs: Inputs, noise: Noise = None) -> Array:
-        """-> hidden [rows, length, width]; a token's is of itself and the earlier ones of its segment."""
+        """Return hidden [rows, length, width]; each depends on its token and the earlier ones of its segment."""
 
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
-        """The factors of `token_logits`: hidden [rows, n, width], table f32[vocab, width], bias f32[vocab]."""
+        """Return the factors of `token_logits`: hidden [rows, n, width], table f32[vocab, width], bias f32[vocab]."""
 
 
 @runtime_checkable
 class EncoderDecoder(Writer, Protocol):
-    """An encoder and a decoder; the texts after which `begin` begins another one are the encoder's.
+    """An encoder and a decoder; `begin` reads the encoder's texts.
 
-    start: the token before the first one of the decoder.
+    start: the token that precedes the decoder's first one.
     """
 
     start: int
 
     def encode(self, inputs: Inputs, noise: Noise = None) -> Array:
-        """-> the encoder's hidden [rows, length, width]."""
+        """Return the encoder's hidden [rows, length, width]."""
 
     def decode_targets(self, inputs: Inputs, noise: Noise = None) -> Array:
-        """-> the decoder's hidden [rows, target_length, width]; a token's is of itself, of the earlier ones of its
-        segment and of the encoder's."""
+        """Return the decoder's hidden [rows, target_length, width]; each depends on its token, the earlier ones of its
+        segment and the encoder's tokens."""
 
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
-        """As of `CausalDecoder`."""
+        """See `CausalDecoder`."""
 
 
 @runtime_checkable
 class Permutable(Remembering, Protocol):
-    """A trunk with a memory that computes what is known of tokens without themselves, in any order."""
+    """A trunk with a memory and a query stream: hidden states of positions that do not see their own token, in any
+    order."""
 
     def query(
         self, inputs: Inputs, memory: Memory, slots: Array, reuse: int | None = None, noise: Noise = None
     ) -> tuple[Array, Memory]:
-        """slots: i32[rows, n].   reuse: how many leading positions are remembered, None for all.
+        """Return (hidden [rows, n, width] at slots i32[rows, n], the new memory, as long as the old one).
 
-        -> (hidden [rows, n, width], the new memory, as long as the one given).
+        reuse: number of leading positions to remember; None for all.
         """

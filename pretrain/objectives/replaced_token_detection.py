@@ -1,5 +1,5 @@
-"""Replaced-token detection: ELECTRA's joint loss (Clark et al. 2020, section 3), and how well a detector finds tokens:
-ROC-AUC, average precision and F1 from histograms, which add up over batches and devices."""
+"""Replaced-token detection: ELECTRA's joint loss (Clark et al. 2020, section 3), and metrics of the detector: ROC-AUC,
+average precision and F1, from histograms that can be summed over batches and devices."""
 
 import dataclasses
 from types import MappingProxyType
@@ -25,7 +25,7 @@ LABELS = ("original_scores", "replaced_scores")  # names of the histograms, by l
 
 @dataclasses.dataclass(frozen=True)
 class ReplacedTokenDetection(Objective):
-    """A generator's guesses take the place of masked tokens; the trunk and its detector find them."""
+    """A generator's samples replace masked tokens; the trunk and its detector find the replaced ones."""
 
     asks = (Generator, Encoder, Detector)
     predictions = MappingProxyType({"generator": PREDICTIONS})
@@ -33,7 +33,7 @@ class ReplacedTokenDetection(Objective):
     # How rows are made: segment-pairs, sentence-pairs, packed-sentences, packed-across-documents, document-sentences
     layout: str = PAIRS
     masking: Masking = Masking(mask=0.85, random=0.0)
-    discriminator_weight: float = 50.0  # lambda, the weight of its loss beside the generator's
+    discriminator_weight: float = 50.0  # lambda, the weight of the discriminator's loss
 
     def __post_init__(self):
         check_layout(self.layout, label=None)
@@ -55,7 +55,7 @@ class ReplacedTokenDetection(Objective):
         sampled = sample(logits, fold(moment.keys, SAMPLING_NOISE), slots.shape)
         original = write_predictions(batch["tokens"], batch, batch["prediction_targets"])
         corrupted = write_predictions(original, batch, sampled)
-        replaced = (corrupted != original).astype(jnp.float32)  # a sample that hits the original is no replacement
+        replaced = (corrupted != original).astype(jnp.float32)  # a sample equal to the original is not replaced
         inputs |= {"tokens": corrupted}
         hidden = model.apply(variables, inputs, noise(DISCRIMINATOR_NOISE), method="encode")
         scores = model.apply(variables, hidden, method="token_scores")
@@ -71,28 +71,29 @@ class ReplacedTokenDetection(Objective):
 
 
 def sample(logits: Array, keys: Array, shape: tuple[int, int]) -> Array:
-    """One token per prediction from softmax(logits), by the Gumbel maximum; no gradient passes.
+    """Sample one token per prediction from softmax(logits), by the Gumbel-max trick, without a gradient.
 
     logits: f32[batch * n, vocab]; keys: u32[batch, 2]; shape: (batch, n) -> i32[batch, n].
     """
     batch, n = shape
     logits = jax.lax.stop_gradient(logits).reshape(batch, n, -1)
     noisy = logits + gumbel(keys, (n, logits.shape[-1]))
-    # The first index that attains the maximum; XLA:CPU runs argmax's paired reduction without vector instructions.
+    # Take the first index of the maximum; XLA:CPU does not vectorise argmax.
     best = noisy == noisy.max(axis=-1, keepdims=True)
     vocab = logits.shape[-1]
     return jnp.min(jnp.where(best, jnp.arange(vocab, dtype=jnp.int32), vocab - 1), axis=-1)
 
 
 def write_predictions(tokens: Array, batch, values: Array) -> Array:
-    """tokens i32[batch, length] with values i32[batch, n] at the batch's prediction positions; unused slots drop."""
+    """Write values i32[batch, n] into tokens i32[batch, length] at the prediction positions; unused slots are
+    dropped."""
     beyond = tokens.shape[1]
     positions = jnp.where(batch["prediction_weights"] > 0, batch["prediction_positions"], beyond)
     return jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))(tokens, positions, values)
 
 
 def score_histograms(logits: Array, labels: Array, weights: Array) -> dict[str, Array]:
-    """Histograms of the logits of each label: logits, labels in {0, 1} and weights of one shape -> f32[BINS] each."""
+    """Compute a histogram f32[BINS] of logits per label.   logits, labels in {0, 1}, weights: of one shape."""
     bins = jnp.floor((logits + LIMIT) * (BINS / (2 * LIMIT))).astype(jnp.int32)
     bins = jnp.clip(bins, 0, BINS - 1).reshape(-1)
     empty = jnp.zeros(BINS, jnp.float32)
@@ -100,22 +101,22 @@ def score_histograms(logits: Array, labels: Array, weights: Array) -> dict[str, 
 
 
 def detection_report(counts) -> dict[str, float]:
-    """How well a high score finds label 1 ('replaced'), beside what guessing achieves.
+    """Compute metrics of detecting label 1 ('replaced') by high scores, with baselines.
 
-    base_rate: share of label 1, the average precision of a random score.
-    base_rate_entropy: loss in nats of always answering the base rate.
-    always_f1: F1 of always answering 'replaced'.
+    base_rate: share of label 1, the average precision of random scores.
+    base_rate_entropy: loss in nats of always predicting the base rate.
+    always_f1: F1 of always predicting 'replaced'.
     """
-    negative, positive = (np.asarray(counts[name], np.float64)[::-1] for name in LABELS)  # from the highest score
+    negative, positive = (np.asarray(counts[name], np.float64)[::-1] for name in LABELS)  # from the highest score down
     negatives, positives = negative.sum(), positive.sum()
     if not (negatives and positives):
         return {}
     found, false = np.cumsum(positive), np.cumsum(negative)
-    # Scores within a bin are ties: half of their pairs count as ordered rightly.
+    # Scores within a bin are ties: half of their pairs count as correctly ordered.
     auc = np.sum(negative * (found - positive / 2)) / (negatives * positives)
     precision = found / np.maximum(found + false, 1)
     rate = positives / (positives + negatives)
-    at = BINS // 2 - 1  # everything with a probability of at least 0.5
+    at = BINS // 2 - 1  # last bin with a probability of at least 0.5
     f1 = 2 * found[at] / (found[at] + false[at] + positives)
     return {
         "roc_auc": float(auc),

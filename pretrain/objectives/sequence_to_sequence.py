@@ -1,5 +1,5 @@
-"""A decoder predicts the tokens of a target, from those before it and an input that an encoder reads (Raffel et al.
-2020, sections 3.1 and 3.3)."""
+"""Sequence-to-sequence learning: a decoder predicts the tokens of a target from those before them and from an input
+that an encoder reads (Raffel et al. 2020, sections 3.1 and 3.3)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -23,9 +23,9 @@ SPANS, PREFIX, CAUSAL = "span-corruption", "prefix", "causal"
 
 @dataclasses.dataclass(frozen=True)
 class PhaseWithTargets(Phase):
-    """T5's has inputs of 512 tokens and targets of 114."""
+    """A phase of inputs and targets; T5 has inputs of 512 tokens and targets of 114."""
 
-    target_length: int = 114  # tokens per row of the decoder
+    target_length: int = 114  # tokens per target
 
     def __post_init__(self):
         check_ranges(self, {"target_length": COUNT}, "")
@@ -36,17 +36,17 @@ class PhaseWithTargets(Phase):
 
 @dataclasses.dataclass(frozen=True)
 class SequenceToSequence(Objective):
-    """What the targets are says the layout."""
+    """The layout determines inputs and targets."""
 
     asks = (EncoderDecoder,)
     phase = PhaseWithTargets
     predictions: ClassVar[Mapping[str, tuple[str, str]]] = MappingProxyType({"lm": ("targets", "weights")})
 
     layout: str = SPANS
-    """Of rows: `span-corruption`, what stood where the input has sentinels; `input-target`, each of one of a document's
-    two segments; `prefix`, a text cut anywhere; `causal`, a text after an empty input."""
+    """Layout of rows. `span-corruption`: targets are the spans that sentinels replace in the input; `input-target`: the
+    two segments of a document; `prefix`: a text split at a random place; `causal`: a text after an empty input."""
     corruption: Corruption = Corruption()
-    z_loss: float = 0.0  # factor of the mean square of the softmax's log-normaliser (T5X: 1e-4)
+    z_loss: float = 0.0  # factor of the mean squared log-normaliser of the softmax (T5X: 1e-4)
 
     def __post_init__(self):
         check_ranges(self, {"z_loss": NOT_NEGATIVE}, "objective.")
@@ -81,15 +81,15 @@ class SequenceToSequence(Objective):
         return counts
 
     def loss(self, model, params, batch, carry, moment):
-        given = model, params, batch, self.predictions, self.z_loss, moment
-        return next_token_terms(*given, decode="decode_targets", axis=None), carry, {}
+        arguments = model, params, batch, self.predictions, self.z_loss, moment
+        return next_token_terms(*arguments, decode="decode_targets", axis=None), carry, {}
 
 
 def check_start(model_config: Any, corpus: Corpus) -> None:
-    """UserError where targets are learned after another token than the model writes them after."""
+    """Raise UserError if targets follow another token in training than the model's start token."""
     start, pad = family_of(model_config).module(model_config, Program()).start, corpus.special["pad"]
     if start != pad:
         raise UserError(
-            f"corpus {corpus.path}: targets follow its pad token, {pad}, and the model writes them after {start}; "
-            "prepare it with a tokenizer whose pad token that is"
+            f"--corpus {corpus.path}: targets follow its pad token {pad}, but the model starts them with {start}; "
+            f"prepare it with a tokenizer whose pad token is {start}"
         )

@@ -1,9 +1,9 @@
 """ALBERT: masked n-grams and sentence-order prediction on segment pairs, by an encoder whose layers share parameters.
 
 Lan et al. 2020 (arXiv:1909.11942), sections 4.1 and 4.2: batch 4096, 125k steps, LAMB with rate 0.00176, length 512
-(10% of the rows shorter), n-grams of up to 3 words with weights 1/n, SentencePiece with 30,000 tokens; 3,125 steps of
-warm-up and linear decay from its code. No dropout, as in the second release of all sizes. Original hardware: 64 to 512
-TPU v3 chips. Expect, at 125k steps without more data, on SQuAD 1.1 (F1), MNLI, SST-2: base 89.3, 81.6, 90.3; large
+(10% of the rows are shorter), n-grams of up to 3 words with weights 1/n, SentencePiece with 30,000 tokens; 3,125 steps
+of warm-up and linear decay, as in its code. No dropout, as in the second release of all sizes. Original hardware: 64 to
+512 TPU v3 chips. Expect, at 125k steps without more data, on SQuAD 1.1 (F1), MNLI, SST-2: base 89.3, 81.6, 90.3; large
 90.6, 83.5, 91.7; xlarge 92.5, 86.4, 92.4; xxlarge 94.1, 88.0, 95.2 (table 2).
 
     python -m data_pipelines prepare --source SOURCE --tokenizer sentencepiece-unigram --specials albert \\

@@ -1,9 +1,9 @@
-r"""CTRL: next tokens of texts that begin with a control code.
+r"""CTRL: next tokens of texts that start with a control code.
 
 Keskar et al. 2019 (arXiv:1909.05858), section 3.2: 140 GB of text, batch 1024 at length 256, 800k steps, Adagrad with
 rate 0.05 after 25k steps of warm-up, gradients clipped at 0.25, dropout 0.1 of embeddings and blocks, no decay; 246,534
-tokens, learnt with newlines inside words. Adagrad's sums begin at 0.1, as TensorFlow's do. Original hardware: 256 cores
-of TPU v3, two weeks. There no token ends a document; here GPT-2's does, the last of the vocabulary.
+tokens, learnt with newlines inside words. Adagrad's sums start at 0.1, as in TensorFlow. Original hardware: 256 cores
+of TPU v3, two weeks. In the paper no token ends a document; here GPT-2's does, the last of the vocabulary.
 
     python -m data_pipelines prepare --source SOURCE --tokenizer character-bpe --specials ctrl --vocab-size 246534 \
         --out CORPUS

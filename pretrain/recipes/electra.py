@@ -3,7 +3,7 @@
 Clark et al. 2020 (arXiv:2003.10555), table 6: small: length 128, batch 128, rate 5e-4, 1M steps; base: length 512,
 batch 256, rate 2e-4, 766k steps; large: length 512, batch 2048, rate 2e-4, 400k steps; Adam with epsilon 1e-6, decay
 0.01, 10k steps of warm-up, linear decay; masking rate 15% (large 25%). Original hardware: small 1 V100, 4 days; base
-16 TPU v3, 4 days. Expect on GLUE dev: small 79.9, base 85.1, large 89.0 (table 1 and 2).
+16 TPU v3, 4 days. Expect on GLUE dev: small 79.9, base 85.1, large 89.0 (tables 1 and 2).
 
     python -m pretrain run electra-small --corpus CORPUS --workdir RUN
 """
@@ -23,11 +23,11 @@ _PAPER = Paper("electra", "Clark et al. 2020", FAMILY, ReplacedTokenDetection(ma
 
 
 def _minutes(size: str, peak: float) -> Recipe:
-    """Set up to learn within minutes on a CPU, from a vocabulary of some 2,000 tokens.
+    """Make a recipe that learns in minutes on a CPU, with a vocabulary of some 2,000 tokens.
 
-    Short rows and small batches: the number of updates counts most. Whole words: what does not make a word is the first
-    thing that a discriminator learns to find. No dropout: no text is seen often enough to be learned by heart. A wider
-    start than 0.02, which suits a width of 768.
+    Short rows and small batches, since the number of updates matters most. Whole words are masked, since a
+    discriminator first learns to find non-words. No dropout, since no text is seen often enough to be memorised. The
+    initial standard deviation is larger than 0.02, which suits a width of 768.
     """
     masking = dataclasses.replace(_PAPER.objective.masking, unit="word_starts")
     objective = dataclasses.replace(_PAPER.objective, layout=PACKED, masking=masking)

@@ -1,9 +1,9 @@
 """GPT: next tokens of books.
 
 Radford et al. 2018, section 4.1: BooksCorpus, 100 epochs, batch 64 at length 512, Adam with rate 2.5e-4, 2,000 updates
-of warm-up, cosine to 0, decay 0.01, 40,000 merges of lower-cased text. How many tokens an epoch has is not published;
-the steps here are 118 billion tokens in all, which the 0.96 petaflop/s-days that are known of it come to. Original
-hardware: 8 P600, a month. There no token ends a document; here GPT-2's does, the last of the vocabulary.
+of warm-up, cosine to 0, decay 0.01, 40,000 merges of lower-cased text. The number of tokens per epoch is not
+published; the steps here cover 118 billion tokens, which corresponds to its published 0.96 petaflop/s-days. Original
+hardware: 8 P600, a month. In the paper no token ends a document; here GPT-2's does, the last of the vocabulary.
 
     python -m data_pipelines prepare --source SOURCE --tokenizer character-bpe --vocab-size 40478 --out CORPUS
     python -m pretrain run gpt-base --corpus CORPUS --workdir RUN

@@ -1,7 +1,7 @@
 """GPT-2: next tokens of text packed across documents.
 
-Radford et al. 2019: WebText (40 GB), batch 512 at length 1024; rates were tuned by hand and are not published, nor is
-the number of steps; the rates here are those of GPT-3's models of the same sizes (Brown et al. 2020, table 2.1), with
+Radford et al. 2019: WebText (40 GB), batch 512 at length 1024; learning rates and the number of steps are not
+published. The learning rates here are those of GPT-3's models of the same sizes (Brown et al. 2020, table 2.1), with
 its Adam, clipping, decay and cosine to a tenth.
 
     python -m data_pipelines prepare --source SOURCE --tokenizer bpe --specials gpt2 --vocab-size 50257 --out CORPUS

@@ -1,16 +1,18 @@
-"""Longformer: RoBERTa goes on with masked tokens in rows of 4,096, each token seeing 512 around it.
+"""Longformer: RoBERTa continued on masked tokens in rows of 4,096, each token attending to 512 around it.
 
 Beltagy et al. 2020 (arXiv:2004.05150), section 5 and appendix C: 64 rows of 4,096 (2^18 tokens), 65k steps, rate 3e-5
-with 500 steps of warm-up, then a polynomial decay of power 3, RoBERTa's optimizer, begun with RoBERTa's weights:
-positions copied on, projections of global tokens as copies of the others. Masked tokens cost 1.705 bits then (base;
-RoBERTa in rows of 512: 1.846), 1.358 (large; 1.496), table 5. Original hardware: unnamed. The paper has no global token
-in pretraining; here each row's first token is one, so that their projections learn (`--objective.globals 0`: none).
+with 500 steps of warm-up, then a polynomial decay of power 3, RoBERTa's optimizer, starting from RoBERTa's weights with
+repeated positions and with copies of its projections for global tokens. Expect a loss of 1.705 bits per masked token
+(base; RoBERTa in rows of 512: 1.846), 1.358 (large; 1.496), table 5. Original hardware: unnamed. The paper has no
+global token in pretraining; here each row's first token is one, so that their projections are trained (turn it off with
+`--objective.globals 0`).
 
     python -m data_pipelines prepare --source SOURCE --tokenizer ROBERTA --out CORPUS
     python -m pretrain run longformer-base --corpus CORPUS --workdir RUN --init-from ROBERTA
 
 ROBERTA is a Hugging Face folder, or a run's export; `--init-from` also takes the run. Rows are packed across documents:
-where documents are shorter than a row, several share one and see each other, as in RoBERTa; longer ones are split.
+where documents are shorter than a row, several share one and attend to each other, as in RoBERTa; longer ones are
+split.
 """
 
 from models.families.longformer import FAMILY

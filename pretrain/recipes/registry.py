@@ -1,4 +1,4 @@
-"""All recipes by name: the RECIPES of every file beside this one that has some."""
+"""All recipes by name, collected from the lists RECIPES of the files in this folder."""
 
 import difflib
 import pkgutil
@@ -13,7 +13,7 @@ RECIPES: dict[str, Recipe] = {recipe.name: recipe for file in _FILES for recipe 
 
 
 def find(name: str) -> Recipe:
-    """The recipe of this name; UserError with the nearest names."""
+    """Find the recipe of this name; UserError with the nearest names if there is none."""
     if name in RECIPES:
         return RECIPES[name]
     near = difflib.get_close_matches(name, RECIPES, n=3) or sorted(RECIPES)

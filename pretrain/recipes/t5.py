@@ -1,9 +1,9 @@
-"""T5: spans of text replaced by sentinels, and what stood there as the target.
+"""T5: sentinels replace spans of the input, and the targets are these spans.
 
-Raffel et al. 2020, sections 3.1 and 3.7: C4, 2,048 rows of 512 tokens for a million steps; Adafactor, whose rate is
-0.01 for 10,000 steps and then falls with the square root. T5 1.1 (Shazeer 2020) has no dropout in pretraining. mT5 and
-ByT5 take 1,024 rows of 1,024 tokens, or bytes in spans of 20 (Xue et al. 2021, section 3.2; Xue et al. 2022, section
-3.2).
+Raffel et al. 2020, sections 3.1 and 3.7: C4, 2,048 rows of 512 tokens for a million steps; Adafactor, with a learning
+rate of 0.01 for 10,000 steps that then falls with the inverse square root of the step. T5 1.1 (Shazeer 2020) has no
+dropout in pretraining. mT5 and ByT5 use 1,024 rows of 1,024 tokens, ByT5 bytes in spans of 20 (Xue et al. 2021, section
+3.2; Xue et al. 2022, section 3.2).
 
     python -m data_pipelines prepare --source SOURCE --tokenizer sentencepiece-unigram --specials t5 \\
         --vocab-size 32000 --out CORPUS

@@ -1,18 +1,18 @@
-"""Transformer-XL: a causal language model whose memory reaches over segments.
+"""Transformer-XL: a causal language model with a memory of earlier segments.
 
 Dai et al. 2019 (arXiv:1901.02860), WikiText-103: base: segments and memory of 150 tokens, batch 60; large: of 384,
 batch 128; Adam with rate 2.5e-4, no decay, gradients clipped at 0.25, cosine to 0 (the paper's scripts: base 200k
 steps; large 4M steps on TPUs with 16k of warm-up). The paper's test perplexities are 24.0 and 18.3 (table 1); its
 scripts reach them in evaluation with a memory of 640 and 1600 and clamped distances, which this model does not have.
 
-WikiText-103's vocabulary are its words by falling frequency, for which base and large have adaptive embeddings and
-softmax. Articles as JSON lines, one document each:
+WikiText-103's vocabulary is its words by falling frequency, for which base and large have adaptive embeddings and
+softmax. With articles as JSON Lines, one document each:
 
     python -m data_pipelines prepare --source jsonl:ARTICLES --tokenizer wordlevel --cased --vocab-size 267741 \\
         --out CORPUS
     python -m pretrain run transformer-xl-base --corpus CORPUS --workdir RUN
 
-A vocabulary that is not in this order, like SentencePiece's, wants one plain softmax: `--model.cutoffs` with no number.
+A vocabulary in another order, like SentencePiece's, needs a plain softmax: `--model.cutoffs` without numbers.
 """
 
 from models.families.transformer_xl import FAMILY

@@ -2,11 +2,11 @@
 
 Yang et al. 2019 (arXiv:1906.08237), table 8: large: length 512, batch 8192, 500k steps, rate 4e-4, 40k steps of
 warm-up, linear decay, Adam with epsilon 1e-6, decay 0.01, dropout 0.1, K = 6; memory 384, reused length and permutation
-blocks of 256 from its code. The paper's base has BERT-base's sizes; batch, steps and rate here are BERT-base's too.
-Dropout lies where Hugging Face's XLNet has it, also inside the feed-forward block. Original hardware: 512 TPU v3 chips,
+blocks of 256 as in its code. The paper's base has BERT-base's sizes; batch, steps and rate here are BERT-base's too.
+Dropout is applied as in Hugging Face's XLNet, also inside the feed-forward block. Original hardware: 512 TPU v3 chips,
 5.5 days (large). Expect on GLUE dev, single model: large MNLI 90.8, SST-2 97.0 (table 5).
 
-A run's held-out rows are shared out over a batch: with large ones raise --eval-examples, or they hardly have a memory.
+Held-out rows are spread over the rows of a batch: with large batches raise --eval-examples, or memories stay short.
 
     python -m data_pipelines prepare --source SOURCE --tokenizer sentencepiece-unigram --cased --vocab-size 32000 \\
         --out CORPUS

@@ -1,5 +1,5 @@
-"""Texts steered towards an aim in one compiled loop, token by token: before each token the cache is changed so that
-what comes next has more of an attribute: section 3.2 and equations 3 and 4 of Dathathri et al. 2020."""
+"""Generate texts that are steered towards an attribute, in one compiled loop: before each token, gradient steps change
+the cache of keys and values (Dathathri et al. 2020, section 3.2, equations 3 and 4)."""
 
 import dataclasses
 import functools
@@ -26,15 +26,15 @@ from pretrain.objectives.protocols import CausalDecoder
 from tpu.rules import activation_rules
 from tpu.xla import compiler_options, matmul_precision
 
-SMALL = 1e-15  # beside a norm of 0
+SMALL = 1e-15  # added to norms, which may be 0
 
 
 class Aim(NamedTuple):
-    """What a text is steered towards, by words, by a discriminator, or both.
+    """What a text is steered towards: a bag of words, a label of a discriminator, or both.
 
-    words: bool[padded vocab], the tokens of a bag; None without.
-    discriminator: kernel f32[width, labels] and bias f32[labels] on the mean of a text's hidden states, and the label
-    i32[]; None without.
+    words: bool[padded vocab], the tokens of the bag, or None.
+    discriminator: (kernel f32[width, labels] and bias f32[labels] on the mean of a text's hidden states, label i32[]),
+    or None.
     """
 
     words: Array | None = None
@@ -42,12 +42,11 @@ class Aim(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What is known of texts but for their last token.
+    """State of texts without their last token.
 
-    cache: as steered so far, in float32, since steps may be small; what is changed stays so.   plain: as it was read.
-    hidden: f32[rows, width], the sum of unsteered hidden states.   norms: f32[depth, rows], of gradients of a layer's
-    keys and values so far, by whose largest those towards a bag of words are divided, so that steps are small where
-    none of its words is near.
+    cache: the steered cache, in float32, since steps may be small; changes are kept.   plain: the unsteered cache.
+    hidden: f32[rows, width], the sum of unsteered hidden states.   norms: f32[depth, rows], norms of the gradients of a
+    layer's keys and values; for a bag of words the largest so far, so that steps are small if no word is likely.
     """
 
     cache: Cache
@@ -57,9 +56,9 @@ class Read(NamedTuple):
 
 
 class Text(NamedTuple):
-    """Texts that go on, and what the model says of them without steering.
+    """Texts being generated, with the model's unsteered output.
 
-    last: i32[rows, 1], the tokens that `read` does not know.   lengths: i32[rows], tokens without the last.
+    last: i32[rows, 1], the last tokens, which `read` lacks.   lengths: i32[rows], tokens without the last.
     logits: f32[rows, padded vocab], unsteered, after the last token.   plain: the unsteered cache of all tokens.
     """
 
@@ -71,26 +70,25 @@ class Text(NamedTuple):
 
 
 def bag(path: Path, encoder: Encoder, vocab: int) -> tuple[np.ndarray, list[str]]:
-    """The words of a file, one a line -> (bool[vocab]: the tokens that are one of them in the middle of a text; the
-    words of several tokens, which no next token can be and which are left out, as by PPLM's authors).
+    """Read a bag of words, one per line -> (bool[vocab] tokens of the words inside a text, words that are left out).
 
-    UserError where no word is left.
+    Words of several tokens are left out, as in the authors' code. UserError if no word is left.
     """
     try:
         words = [word for line in path.read_text("utf-8").splitlines() if (word := line.strip())]
     except (OSError, ValueError) as error:
-        raise UserError(f"--words {path}: cannot be read as text ({error}); give a file with a word a line") from None
+        raise UserError(f"--words {path}: cannot be read as text ({error}); give a file of one word per line") from None
     if not words:
-        raise UserError(f"--words {path}: holds no word; write one on each line")
+        raise UserError(f"--words {path}: has no words; write one per line")
     texts = encoder.tokens([f" {word}" for word in words])
     tokens = [int(text[0]) for text in texts if len(text) == 1]
     if not tokens:
-        raise UserError(f"--words {path}: none of its {len(words)} words is one token of this model; give others")
+        raise UserError(f"--words {path}: none of its {len(words)} words is a single token of this model; give others")
     return np.isin(np.arange(vocab), tokens), [word for word, text in zip(words, texts, strict=True) if len(text) != 1]
 
 
 def steered_program(aim: Aim, steering: Steering) -> Callable:
-    """What `generate` takes for its program."""
+    """Return a program for `generate` that steers texts."""
 
     def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Params, Array, Array, Array], Array]:
         if not isinstance(model, CausalDecoder):
@@ -99,7 +97,7 @@ def steered_program(aim: Aim, steering: Steering) -> Callable:
                 "take one that has, like gpt2"
             )
         if decoding.beams > 1:
-            raise UserError(f"--beams {decoding.beams}: a steered text is drawn or greedy; leave --beams out")
+            raise UserError(f"--beams {decoding.beams}: steering works without beam search only; leave --beams out")
         return functools.partial(_program(model, decoding, steering, mesh), aim)
 
     return program
@@ -112,7 +110,7 @@ def _program(model: nn.Module, decoding: Decoding, steering: Steering, mesh: Mes
             following = functools.partial(_following, model, params, aim, steering, decoding.temperature)
             read = _read(model, params, tokens[:, :-1], segments[:, :-1], 1 + decoding.max_tokens)
             first = following(tokens[:, -1:], segments.sum(1) - 1, read)
-            # What the temperature divides has been divided by it.
+            # `_following` has already applied the temperature.
             chosen = dataclasses.replace(decoding, temperature=1.0)
             return write_texts(chosen, first, following, tokens, segments, noise)[:, None]
 
@@ -120,7 +118,7 @@ def _program(model: nn.Module, decoding: Decoding, steering: Steering, mesh: Mes
 
 
 def _read(model: nn.Module, params: Params, tokens: Array, segments: Array, more: int) -> Read:
-    """Left-padded texts, with room for `more` tokens."""
+    """Read left-padded texts into a state with room for `more` tokens."""
     hidden, plain = model.apply({"params": params}, of_texts(tokens, segments), more, method="begin")
     cache = plain._replace(keys=plain.keys.astype(jnp.float32), values=plain.values.astype(jnp.float32))
     hidden = jnp.sum(hidden.astype(jnp.float32) * segments[..., None], axis=1)
@@ -137,8 +135,8 @@ def _following(
     lengths: Array,
     read: Read,
 ) -> tuple[Array, Read]:
-    """One more token i32[rows, 1] -> (what next tokens are drawn by, f32[rows, padded vocab]: their steered log
-    probabilities fused with the unsteered ones; what is known with the token)."""
+    """Read one more token i32[rows, 1] -> (logits of the next token f32[rows, padded vocab]: steered log probabilities
+    fused with unsteered ones; the new state)."""
     hidden, logits, plain = extend(model, params, last, lengths, read.plain)
     cache, norms = perturbed(model, params, aim, steering, Text(last, lengths, read, logits, plain))
     _, steered, cache = extend(model, params, last, lengths, cache)
@@ -149,18 +147,18 @@ def _following(
 
 
 def extend(model: nn.Module, params: Params, tokens: Array, lengths: Array, cache: Cache):
-    """One more token, see `of_next` -> (hidden [rows, 1, width], logits f32[rows, padded vocab], the cache with it)."""
+    """Read one more token, see `of_next` -> (hidden [rows, 1, width], logits f32[rows, padded vocab], new cache)."""
     hidden, cache = model.apply({"params": params}, of_next(tokens, lengths), cache, method="advance")
     return hidden, model.apply({"params": params}, hidden, method="token_logits"), cache
 
 
 def perturbed(model: nn.Module, params: Params, aim: Aim, steering: Steering, text: Text) -> tuple[Cache, Array]:
-    """The cache after `iterations` gradient steps, and the norms with those of its gradients."""
+    """Take `iterations` gradient steps on the cache -> (the new cache, the new norms)."""
     cache = text.read.cache
     places = jnp.arange(cache.segments.shape[1])
     steered = places < cache.filled
     if steering.window:
-        # The authors' program changes the first tokens' instead, against section 3.2 of its paper.
+        # The authors' code changes the first tokens instead, unlike section 3.2 of their paper.
         steered &= places >= cache.filled - steering.window
     steered = steered[:, None]  # of keys and values [depth, rows, heads, places, head_dim]
 
@@ -181,20 +179,20 @@ def perturbed(model: nn.Module, params: Params, aim: Aim, steering: Steering, te
 
 
 def rates(steering: Steering, norms: Array) -> Array:
-    """What gradients are multiplied by; 0 where the norm is, as squares of what is too small are lost in it."""
+    """Compute the factors of gradients; 0 for a norm of 0, to which squares of tiny gradients underflow."""
     return jnp.where(norms > 0, steering.step_size / (norms + SMALL) ** steering.gamma, 0)
 
 
 def loss(model: nn.Module, params: Params, aim: Aim, steering: Steering, text: Text, cache: Cache) -> Array:
-    """-ln p(attribute | text) with this cache in place of the text's, and the divergence from the unsteered next token;
-    summed over rows, which know nothing of one another: f32[]."""
+    """Compute -ln p(attribute | text) with this cache, plus the KL divergence from the unsteered next token, summed
+    over rows, which are independent -> f32[]."""
     hidden, logits, _ = extend(model, params, text.last, text.lengths, cache)
-    said, total = jax.nn.log_softmax(logits), jnp.zeros(len(logits))
+    log_probs, total = jax.nn.log_softmax(logits), jnp.zeros(len(logits))
     if aim.words is not None:
-        total -= jax.nn.logsumexp(jnp.where(aim.words, said, -jnp.inf), axis=1)
+        total -= jax.nn.logsumexp(jnp.where(aim.words, log_probs, -jnp.inf), axis=1)
     if aim.discriminator is not None:
         kernel, bias, label = aim.discriminator
-        # One token ahead of what is said, as a mean over what it may be; only that one's state is steered.
+        # Look one token ahead, at the expected embedding of the next token; only that token's state is steered.
         next_one = jax.nn.softmax(logits)[:, None]
         ahead, *_ = extend(model, params, next_one, text.lengths + 1, text.plain)
         states = text.read.hidden + jax.lax.stop_gradient(hidden[:, 0]) + ahead[:, 0]
@@ -203,5 +201,5 @@ def loss(model: nn.Module, params: Params, aim: Aim, steering: Steering, text: T
     if steering.kl_scale:
         real = slice(model.config.vocab_size)
         unsteered = jax.nn.log_softmax(text.logits)
-        total += steering.kl_scale * jnp.sum(jnp.exp(said[:, real]) * (said - unsteered)[:, real], axis=1)
+        total += steering.kl_scale * jnp.sum(jnp.exp(log_probs[:, real]) * (log_probs - unsteered)[:, real], axis=1)
     return total.sum()

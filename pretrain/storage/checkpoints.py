@@ -1,4 +1,4 @@
-"""Checkpoints of the train state: written while training goes on, checked when read, never silently skipped."""
+"""Checkpoints of the train state: written while training continues, verified when read, never silently skipped."""
 
 import errno
 import json
@@ -26,18 +26,18 @@ from tpu.cluster import from_first, gather
 
 log = logging.getLogger(__name__)
 
-NOT_READ = ocp.PLACEHOLDER  # in place of an array that is to stay in the file
-PAUSES = (1, 3, 9)  # seconds before what could not be read is read again
-ITEM = "default"  # the folder of a checkpoint in which Orbax's manager puts its only item
-ABOUT = "_CHECKPOINT_METADATA"  # the file of a checkpoint that says what it was saved with
-DESCRIPTION = "_METADATA"  # the file in there that says what is stored
+NOT_READ = ocp.PLACEHOLDER  # in place of an array that is not read
+PAUSES = (1, 3, 9)  # seconds before each further attempt to read
+ITEM = "default"  # folder in a checkpoint for the only item of Orbax's manager
+ABOUT = "_CHECKPOINT_METADATA"  # file in a checkpoint with our metadata
+DESCRIPTION = "_METADATA"  # file in ITEM that describes the stored tree
 
 
 class TrainState(NamedTuple):
-    """Everything that a step changes; checkpoints hold exactly this.
+    """Everything that a step changes, and that a checkpoint stores.
 
-    step: i32[] batches seen.   carry: the objective's state between batches.
-    skipped: i32[2], updates skipped for a non-finite loss or gradient: in all, and in a row up to now.
+    step: i32[], batches seen.   carry: the objective's state between batches.
+    skipped: i32[2], updates skipped for a non-finite loss or gradient: in total, and consecutively up to now.
     """
 
     step: Array
@@ -47,11 +47,11 @@ class TrainState(NamedTuple):
     skipped: Array
 
 
-Like = Callable[[int], TrainState]  # step -> a state of shapes, dtypes and shardings; NOT_READ for what is not wanted
+Like = Callable[[int], TrainState]  # step -> state of shapes, dtypes and shardings, or NOT_READ
 
 
 class _Staying(NamedTuple):
-    """What Orbax asks which checkpoints stay when another one is written."""
+    """Orbax's policy on which checkpoints to keep when another one is written."""
 
     keep: int
     keep_every: int
@@ -64,10 +64,10 @@ class _Staying(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of the run that writes them, `folder`/STEP each. All its processes call the same methods.
+    """Writes and restores the checkpoints `folder`/STEP of a run. All its processes call the same methods.
 
-    keep: how many of the newest stay.   keep_every: those at multiples of it stay for good; 0 for none.
-    also: of the steps that there are, which else stay.
+    keep: number of newest checkpoints to keep.   keep_every: keep multiples of it for good; 0 for none.
+    also: existing steps -> further steps to keep.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(_absolute(folder), options=options)
 
     def steps(self) -> list[int]:
-        """The steps of the finished checkpoints, ascending."""
-        return from_first("the checkpoints that there are", lambda: sorted(self._manager.all_steps()))
+        """List the steps of the finished checkpoints, ascending."""
+        return from_first("the list of checkpoints", lambda: sorted(self._manager.all_steps()))
 
     def save(self, state: TrainState, phase: int = 0) -> None:
         """Start writing a checkpoint of a state in a phase; returns when the state may be donated.
 
-        OSError without room for it.
+        OSError if there is no space for it.
         """
         step = int(state.step)
         if step in self.steps():
@@ -104,17 +104,17 @@ class Checkpoints:
         self._manager.save(step, args=item, custom_metadata={"phase": phase})
 
     def wait(self) -> None:
-        """Return when everything is on disk."""
+        """Wait until everything is on disk."""
         self._manager.wait_until_finished()
 
     def close(self) -> None:
         self._manager.close()
 
     def restore(self, like: Like, step: int | None = None) -> TrainState | None:
-        """The newest state that loads, or that of a step; None when there is no checkpoint at all.
+        """Restore the newest state that loads, or that of a step; None if there is no checkpoint at all.
 
-        Newer checkpoints that are damaged for any process are set aside as STEP.damaged, and the log says so.
-        UserError when none loads (a run must never start again at 0 by itself), or one cannot be read for now.
+        Newer checkpoints that are damaged for any process are renamed to STEP.damaged, with a warning. UserError if
+        none loads (a run must never silently start again at step 0), or if one cannot be read for now.
         """
         state, damaged = newest_intact(self.folder, self.steps(), step, lambda at: self._read(at, like(at)))
         if damaged and state is not None:
@@ -126,11 +126,11 @@ class Checkpoints:
             return
         free = shutil.disk_usage(self.folder).free
         if free < needed:
-            lacking = f"a checkpoint takes {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free"
+            lacking = f"a checkpoint takes {needed / 1e6:.1f} MB, but {free / 1e6:.1f} MB are free"
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {lacking}")
 
     def _read(self, step: int, like: TrainState) -> TrainState:
-        """Each process its part, first alone: one that cannot must not leave the others in a computation."""
+        """Read each process's part, without joint computations until all have succeeded, in which others would hang."""
         loaded = []
 
         def alone() -> str | None:
@@ -149,10 +149,10 @@ class Checkpoints:
         def rename() -> None:
             for step, reason in damaged.items():
                 target = self.folder / f"{step}.damaged"
-                remove_folder(target)  # of an earlier accident
+                remove_folder(target)  # from an earlier accident
                 (self.folder / str(step)).rename(target)
                 log.warning(
-                    "checkpoint of step %d is damaged (%s): moved to %s, going on from step %d",
+                    "checkpoint of step %d is damaged (%s): renamed to %s, resuming from step %d",
                     step,
                     reason,
                     target.name,
@@ -164,8 +164,8 @@ class Checkpoints:
 
 
 def _wait_for_others(*, key: str, timeout_ms: int) -> None:
-    """As Orbax waits for the other processes, but not where a save has failed here: they wait for this one, and both
-    would for 20 minutes."""
+    """Wait for the other processes like Orbax, but not if a save has failed here, when all would wait for 20
+    minutes."""
     if error := sys.exception():
         raise error
     ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
@@ -174,13 +174,13 @@ def _wait_for_others(*, key: str, timeout_ms: int) -> None:
 def newest_intact(
     folder: Path, steps: list[int], step: int | None, read: Callable[[int], TrainState]
 ) -> tuple[TrainState | None, dict[int, str]]:
-    """(the newest of the checkpoints in a folder that is not damaged, or that of a step; step -> damage of newer ones).
+    """Read the newest undamaged checkpoint, or that of a step -> (state, step -> damage of newer ones).
 
-    (None, {}) when there is none at all; UserError when all are damaged, or the step's is not there.
+    (None, {}) if there is no checkpoint; UserError if all are damaged, or if that of the step is missing.
     """
     if step is not None:
         if step not in steps:
-            raise UserError(f"{folder} has no checkpoint of step {step}: there are {steps or 'none'}")
+            raise UserError(f"--step {step}: {folder} has only checkpoints of {steps or 'no steps'}; give one of those")
         steps = [step]
     damaged = {}
     for candidate in reversed(steps):
@@ -189,19 +189,18 @@ def newest_intact(
         except Damaged as error:
             damaged[candidate] = str(error)
     if step is not None:
-        raise UserError(f"checkpoint {folder / str(step)} is damaged ({damaged[step]}): restore it from a copy")
+        raise UserError(f"checkpoint {folder / str(step)}: is damaged ({damaged[step]}); restore it from a copy")
     if damaged:
         reasons = "; ".join(f"step {s}: {reason}" for s, reason in damaged.items())
         raise UserError(
-            f"no checkpoint in {folder} loads ({reasons}): restore the folder from a copy, "
-            "or start afresh in another --workdir"
+            f"{folder}: no checkpoint loads ({reasons}); restore the folder from a copy, or start in another --workdir"
         )
     return None, {}
 
 
 def _needs_copy(leaf) -> bool:
-    """On a CPU the writer would read the very buffers that the next step is given to overwrite. From an accelerator
-    Orbax has everything in the host's memory when `save` returns (`transfer_arrays_to_host`)."""
+    """Return whether to copy a leaf before saving: on a CPU the writer would read buffers that the next step
+    overwrites. From an accelerator, Orbax has copied everything when `save` returns (`transfer_arrays_to_host`)."""
     return stored_dtype(leaf) != leaf.dtype or _on_cpu(leaf.sharding)
 
 
@@ -210,9 +209,9 @@ def _on_cpu(sharding: jax.sharding.Sharding) -> bool:
 
 
 def checkpoint_bytes(state: TrainState) -> int:
-    """Bytes that saving a state takes on each device beside it; the state as shapes with shardings.
+    """Compute the extra bytes per device for saving a state, given as shapes with shardings.
 
-    Copies, and of what several devices hold the part that each of them hands over (Orbax's replica-parallel writing).
+    These are copies, and of replicated arrays the part that each device writes (Orbax's replica-parallel writing).
     """
     total = 0
     for leaf in jax.tree.leaves(state):
@@ -224,23 +223,23 @@ def checkpoint_bytes(state: TrainState) -> int:
 
 
 class Damaged(Exception):
-    """A checkpoint's files are not what was written: a checksum differs, or their format is broken."""
+    """A checkpoint is damaged: a checksum differs, or a file is missing or broken."""
 
 
 def load(folder: Path, like) -> tuple[dict, list[int]]:
-    """(the state in a checkpoint's folder, its stored checksums); no other process is asked or waited for.
+    """Read (state, stored checksums) from a checkpoint's folder, without waiting for other processes.
 
-    like: a state of shapes, dtypes and shardings; NOT_READ for what is not wanted.
-    Damaged where the format is broken, UserError where it has other parameters. Any other failure may pass: it is tried
-    again, then a PassingError.
+    like: a state of shapes, dtypes and shardings, or NOT_READ.
+    Damaged if the format is broken, UserError if it has other parameters. Other failures may be temporary: they are
+    retried, then raised as PassingError.
     """
     return patiently(folder, lambda: _load(folder, like))
 
 
 def phase_of(folder: Path, recipe: Recipe) -> int:
-    """The phase that the state in a checkpoint's folder is of; by the recipe where that does not say.
+    """Read the phase that a checkpoint belongs to; if it is not stored, infer it from the recipe and the step.
 
-    PassingError where it cannot be read now.
+    PassingError if it cannot be read now.
     """
 
     def read() -> int:
@@ -248,28 +247,28 @@ def phase_of(folder: Path, recipe: Recipe) -> int:
             phase = json.loads((folder / ABOUT).read_text())["custom_metadata"]["phase"]
             return range(len(recipe.phases)).index(phase)
         except (FileNotFoundError, ValueError, KeyError, TypeError):
-            # Of an older version or other phases, or damaged, as reading the rest then says
+            # An older version, other phases, or damage, which reading the rest reports
             return phase_after(recipe, int(folder.name))
 
     return patiently(folder, read)
 
 
 def save_frozen(folder: Path, frozen: Params) -> None:
-    """Write the frozen parameters of a run, once: they are in no checkpoint."""
+    """Write the frozen parameters of a run, once, since checkpoints do not store them."""
     if frozen:
         with ocp.StandardCheckpointer() as writer:
             writer.save(_absolute(folder), frozen, force=True)
 
 
 def load_frozen(folder: Path, like: Params) -> Params:
-    """The frozen parameters of a run, mostly {}."""
+    """Read the frozen parameters of a run; {} if there are none."""
     if not like:
         return {}
     with ocp.StandardCheckpointer() as reader:
         try:
             return patiently(folder, lambda: reader.restore(_absolute(folder), like))
         except Damaged as error:
-            raise UserError(f"{folder} is damaged ({error}): restore it from a copy") from error
+            raise UserError(f"{folder}: is damaged ({error}); restore it from a copy") from error
 
 
 def _absolute(folder: Path) -> Path:
@@ -277,7 +276,7 @@ def _absolute(folder: Path) -> Path:
 
 
 def patiently(folder: Path, read: Callable[[], Any]) -> Any:
-    """read() of a folder; errors as of `load`."""
+    """Call read(), which reads a folder, with retries; errors as in `load`."""
     for pause in (*PAUSES, None):
         try:
             return read()
@@ -288,21 +287,22 @@ def patiently(folder: Path, read: Callable[[], Any]) -> Any:
                 raise Damaged(reason) from error
             if any(_OF_OTHERS in str(cause) for cause in causes):
                 raise UserError(
-                    f"checkpoint {folder} has other parameters than this version gives the model: go on with the "
+                    f"checkpoint {folder}: has other parameters than the model in this version; resume with the "
                     "version that wrote it (run.json names its commit), or export it there and give --init-from"
                 ) from error
             if pause is None:
                 raise PassingError(
-                    f"checkpoint {folder} cannot be read now ({reason}); it is left as it is: "
-                    "start the same command again when what it lies on can be reached"
+                    f"checkpoint {folder}: cannot be read now ({reason}); it is unchanged, so start the same command "
+                    "again when the storage can be reached"
                 ) from error
-            log.warning("checkpoint %s cannot be read (%s): tried again in %d s", folder, reason, pause)
+            log.warning("checkpoint %s cannot be read (%s): trying again in %d s", folder, reason, pause)
             time.sleep(pause)
     raise AssertionError("the last pause is None")
 
 
 def verified(state, expected: list[int], like):
-    """A loaded state in the dtypes of `like`; Damaged where a checksum differs. All processes ask together."""
+    """Verify a loaded state and cast it to the dtypes of `like`; Damaged if a checksum differs. All processes call this
+    together."""
     read = [(path, leaf) for path, leaf in jax.tree.leaves_with_path(state) if leaf is not NOT_READ]
     for (path, _), before, now in zip(read, expected, checksums([leaf for _, leaf in read]), strict=True):
         if before != int(now):
@@ -324,15 +324,15 @@ def _load(folder: Path, like):
     item = {"state": stored, "checksums": jax.tree.leaves(wanted(like, lambda _: one))}
     arguments = ocp.args.PyTreeRestore(item, restore_args=ocp.checkpoint_utils.construct_restore_args(item))
     place = _absolute(folder) / ITEM
-    if not is_file(place / DESCRIPTION):  # which Orbax would do without, and find another structure
+    if not is_file(place / DESCRIPTION):  # without it Orbax would infer another structure
         raise FileNotFoundError(f"{DESCRIPTION} is missing")
     restored = ocp.PyTreeCheckpointHandler().restore(place, args=arguments)
     return restored["state"], [int(sum_) for sum_ in restored["checksums"] if sum_ is not NOT_READ]
 
 
-# What TensorStore says of bytes that cannot be right ('Error ...' of an invalid argument), and Orbax of its own files'
-# content, or of one that has other parameters; of a connection, a quota or memory they say other things. _ANSWERED is
-# in what a storage refuses, which may be an invalid argument, too: as of credentials that are no longer good.
+# _BROKEN: starts of messages by TensorStore ('Error ...' for an invalid argument) and Orbax on damaged files; failures
+# of a connection, quota or memory have others. _ANSWERED: in refusals of a storage, which may be invalid arguments too,
+# for example of expired credentials.
 _BROKEN = ("DATA_LOSS", "OUT_OF_RANGE", "NOT_FOUND", "FAILED_PRECONDITION", "Error ", "'dict' object has no attribute")
 _OF_OTHERS = "tree structures do not match"
 _ANSWERED = "http_response"
@@ -340,29 +340,29 @@ _BROKEN_FILES = (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError, Ke
 
 
 def _is_damage(causes: list[BaseException]) -> bool:
-    """Whether one of the causes tells of files that are lost or cut, or of a format that is broken."""
+    """Return whether one of the causes means missing or truncated files, or a broken format."""
 
-    def said(error):
+    def message(error):
         return str(error) if isinstance(error, (ValueError, AttributeError)) else ""
 
     def broken(error):
-        return said(error).startswith(_BROKEN) and _ANSWERED not in said(error)
+        return message(error).startswith(_BROKEN) and _ANSWERED not in message(error)
 
     return any(isinstance(error, _BROKEN_FILES) or broken(error) for error in causes)
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The error, what caused it, and so on."""
+    """List an error, its cause, the cause of that, and so on."""
     return [error] if error.__cause__ is None else [error, *_causes(error.__cause__)]
 
 
 def stored_dtype(leaf) -> jnp.dtype:
-    """Floats are stored as float32, so that a memory in bfloat16 can be read where the program has another dtype."""
+    """Return the stored dtype: float32 for all floats, so that a bfloat16 memory can be read by a float32 program."""
     return jnp.dtype(jnp.float32) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype
 
 
 def checksums(tree) -> list[Array]:
-    """A u32[] per array, which a changed, lost or moved element changes; the files have none for array data."""
+    """Compute a u32[] per array that detects changed, lost and moved elements; the files have none for array data."""
     return _checksums(jax.tree.leaves(tree))
 
 

@@ -1,4 +1,4 @@
-"""A recipe put together: its model, parameter table and optimisers, and which parameters a phase trains."""
+"""Assemble a recipe: its model, parameter table and optimizers, and the parameters that each phase trains."""
 
 import dataclasses
 import functools
@@ -25,60 +25,60 @@ from pretrain.objectives.objective import TEACHERS, Phase, Task, initialise
 from pretrain.optimizers import Optimizer, transformation
 from pretrain.recipe import Recipe, asked, asked_of_teachers, every_task, tasks_of
 
-ALL = slice(None)  # layers of what may be no stack
+ALL = slice(None)  # all layers, or a parameter outside of a stack
 
 
 class Part(NamedTuple):
-    """What one entry of `frozen` names. layers: of a stack, ALL for all that is there."""
+    """The parameters that one entry of `frozen` names.   layers: those of a stack, or ALL."""
 
     path: str
     layers: slice
 
     def has(self, path: str) -> bool:
-        """Whether a parameter is there."""
+        """Return whether a parameter is below this path."""
         return path == self.path or path.startswith(f"{self.path}/")
 
 
 @functools.cache
 def part(entry: str) -> Part:
-    """Of an entry: 'embeddings' is a path; 'layers[0:6]' and 'layers[0:6]/attention' are layers 0 to 5 of what is
-    stacked there."""
-    found = re.fullmatch(r"(.+?)\[(\d+):(\d+)\](/.+)?", entry)
-    if found is None:
+    """Parse an entry: 'embeddings' is a path; 'layers[0:6]' and 'layers[0:6]/attention' are layers 0 to 5 of a
+    stack."""
+    match = re.fullmatch(r"(.+?)\[(\d+):(\d+)\](/.+)?", entry)
+    if match is None:
         return Part(entry, ALL)
-    stack, first, end, below = found.groups(default="")
+    stack, first, end, below = match.groups(default="")
     return Part(stack + below, slice(int(first), int(end)))
 
 
 def frozen_layers(path: str, entries: Iterable[str]) -> list[slice]:
-    """The layers of a parameter that are frozen, ALL where it is as a whole."""
-    return [of.layers for of in map(part, entries) if of.has(path)]
+    """List the frozen layers of a parameter; ALL means the whole parameter."""
+    return [named.layers for named in map(part, entries) if named.has(path)]
 
 
 def is_frozen(path: str, entries: Iterable[str]) -> bool:
-    """Whether a parameter is frozen as a whole."""
+    """Return whether a whole parameter is frozen."""
     return ALL in frozen_layers(path, entries)
 
 
 def frozen_in(recipe: Recipe, index: int) -> tuple[str, ...]:
-    """What is frozen in a phase, all entries."""
+    """Return all entries of `frozen` that apply in a phase."""
     return (*recipe.frozen, *recipe.phases[index].frozen)
 
 
 def split(params: Params, entries: Iterable[str]) -> tuple[Params, Params]:
-    """(parameters, those that are frozen as a whole)."""
+    """Split parameters into (the rest, those that are frozen as a whole)."""
     flat = dict(leaves(params))
     held = {path: leaf for path, leaf in flat.items() if is_frozen(path, entries)}
     return nest({path: leaf for path, leaf in flat.items() if path not in held}), nest(held)
 
 
 def split_frozen(params: Params, recipe: Recipe) -> tuple[Params, Params]:
-    """(what some phase may train, what none does: it lies outside the train state); teachers are frozen."""
+    """Split parameters into (those that some phase may train, those outside of the train state, like teachers)."""
     return split(params, (*recipe.frozen, TEACHERS))
 
 
 def merge(params: Params, frozen: Params) -> Params:
-    """One nested dict of two: the inverse of `split`."""
+    """Merge two nested dicts; the inverse of `split`."""
     if not frozen:
         return params
     merged = dict(frozen)
@@ -88,26 +88,26 @@ def merge(params: Params, frozen: Params) -> Params:
 
 
 def check_frozen(recipe: Recipe, shapes: Params) -> None:
-    """UserError where an entry names no parameter, or layers that a stack has not, or nothing is left to train."""
+    """Raise UserError if an entry names no parameter or no layers of a stack, or if nothing is left to train."""
     table, flat = own_parameters(recipe), dict(leaves(shapes))
     for index in range(len(recipe.phases)):
         entries = frozen_in(recipe, index)
         for entry in entries:
-            of = part(entry)
+            named = part(entry)
             setting = "frozen" if entry in recipe.frozen else f"phases.{index}.frozen"
-            below = [parameter for parameter in table if of.has(parameter.path)]
-            if not below and "[" in of.path:
-                raise UserError(f"{setting}: {entry} is no path; layers 0 and 1 are layers[0:2]")
+            below = [parameter for parameter in table if named.has(parameter.path)]
+            if not below and "[" in named.path:
+                raise UserError(f"{setting}: {entry} is not a path; write layers 0 and 1 as layers[0:2]")
             if not below:
                 known = {path[:end] for path, *_ in table for end, letter in enumerate(path) if letter == "/"}
-                raise UserError(unknown(f"{setting}: no parameters are below", of.path, known))
-            if of.layers == ALL:
+                raise UserError(unknown(f"{setting}: no parameters are below", named.path, known))
+            if named.layers == ALL:
                 continue
             if not all(parameter.axes[:1] == (LAYERS,) for parameter in below):
-                raise UserError(f"{setting}: {entry} names layers of what is no stack; leave the numbers out")
+                raise UserError(f"{setting}: {entry} has layer numbers, but is not a stack of layers; leave them out")
             depth = min(flat[parameter.path].shape[0] for parameter in below)
-            if not of.layers.start < of.layers.stop <= depth:
-                raise UserError(f"{setting}: {entry} is no range of the {depth} layers there; give one, from 0 on")
+            if not named.layers.start < named.layers.stop <= depth:
+                raise UserError(f"{setting}: {entry} is not a range of the {depth} layers; give one, from 0 on")
         if all(_all_frozen(path, flat[path].shape, entries) for path, *_ in table):
             raise UserError(f"frozen={entries}: nothing is left to train; freeze less")
 
@@ -120,26 +120,27 @@ def _all_frozen(path: str, shape: tuple[int, ...], entries: Iterable[str]) -> bo
 
 
 def check_sparse(recipe: Recipe, index: int, optimizer: Optimizer, table: Sequence[Parameter]) -> None:
-    """UserError where a phase trains a sparse table by an optimiser that reads it whole, or no batch names rows."""
+    """Raise UserError if a phase trains a sparse table, but its optimizer reads whole tables, or no batch names
+    rows."""
     for parameter in table:
         if not parameter.ids or is_frozen(parameter.path, frozen_in(recipe, index)):
             continue
         if optimizer.name in ("lamb", "adafactor"):
             raise UserError(
-                f"optimizer.name={optimizer.name} takes the norm of {parameter.path} as a whole, of which a step reads "
-                "some rows alone: use adamw or adagrad, or freeze it"
+                f"optimizer.name={optimizer.name}: needs the norm of all of {parameter.path}, but a step reads only "
+                "some rows; use adamw or adagrad, or freeze it"
             )
         phase = recipe.phases[index]
-        has = {name for task in tasks_of(recipe, phase) for name in task.objective.spec(phase)}
-        if not has & {*parameter.ids}:
+        arrays = {name for task in tasks_of(recipe, phase) for name in task.objective.spec(phase)}
+        if not arrays & {*parameter.ids}:
             raise UserError(
-                f"phases.{index}: its batches name no rows of {parameter.path}, as {' or '.join(parameter.ids)} would "
-                f"(they have {', '.join(sorted(has))}): freeze it, or choose another objective"
+                f"phases.{index}: its batches lack {' or '.join(parameter.ids)}, the rows of {parameter.path} (they "
+                f"have {', '.join(sorted(arrays))}); freeze it, or choose another objective"
             )
 
 
 class Assembly(NamedTuple):
-    """table: of the parameters that some phase may train.   teachers: by name, the frozen models beside."""
+    """A recipe with its modules.   table: parameters that some phase may train.   teachers: frozen models by name."""
 
     recipe: Recipe
     family: Family
@@ -149,25 +150,25 @@ class Assembly(NamedTuple):
 
 
 def assemble(recipe: Recipe, program: Program | None = None) -> Assembly:
-    """Nothing is allocated or compiled yet; UserError when a phase cannot train a sparse table."""
+    """Assemble a recipe, without allocating or compiling; UserError if a phase cannot train a sparse table."""
     table = [row for row in own_parameters(recipe) if not is_frozen(row.path, recipe.frozen)]
     for index in range(len(recipe.phases)):
         check_sparse(recipe, index, optimizer_in(recipe, index), table)
     program = program or programs.default()
-    # Kernels are chosen for the trained model: a teacher's attention may be one that they do not take.
+    # Kernels are chosen for the trained model; they may not support a teacher's attention.
     plain, asks = dataclasses.replace(program, attention="xla"), asked_of_teachers(recipe)
-    teachers = {one.name: model_of(one.model, asks[one.name], plain) for one in recipe.teachers}
+    teachers = {teacher.name: model_of(teacher.model, asks[teacher.name], plain) for teacher in recipe.teachers}
     model = model_of(recipe.model, asked(recipe), program)
     return Assembly(recipe, family_of(recipe.model), model, table, teachers)
 
 
 def optimizer_in(recipe: Recipe, index: int) -> Optimizer:
-    """That of a phase."""
+    """Return the optimizer of a phase."""
     return recipe.phases[index].optimizer or recipe.optimizer
 
 
 def transformation_in(assembly: Assembly, index: int) -> optax.GradientTransformation:
-    """The same of the parameters that the phase trains."""
+    """Build the optax transformation of the parameters that a phase trains."""
     recipe = assembly.recipe
     frozen = frozen_in(recipe, index)
     trained = [parameter for parameter in assembly.table if not is_frozen(parameter.path, frozen)]
@@ -175,23 +176,23 @@ def transformation_in(assembly: Assembly, index: int) -> optax.GradientTransform
 
 
 def same_training(recipe: Recipe, one: int, other: int) -> bool:
-    """Whether two phases freeze the same parameters and have the same kind of optimiser."""
+    """Return whether two phases freeze the same parameters and have the same kind of optimizer."""
     same = {*frozen_in(recipe, one)} == {*frozen_in(recipe, other)}
     return same and optimizer_in(recipe, one).name == optimizer_in(recipe, other).name
 
 
 def model_of(config: Any, asks: Iterable[type | str], program: Program) -> nn.Module:
-    """A config's model with the heads that are asked for."""
+    """Build a config's model with the needed heads."""
     return family_of(config).module(config, program, made_heads(config, asks))
 
 
 def made_heads(config: Any, asks: Iterable[type | str]) -> tuple[str, ...]:
-    """The heads of a config's model in which those that are asked for are trained."""
+    """Return the heads that a config's model is built with so that the needed ones can be trained."""
     return family_of(config).heads_with([name for name in asks if isinstance(name, str)])
 
 
 def initial_params(assembly: Assembly, key: Array | None = None) -> Params:
-    """Random parameters of the model, trained and frozen.   key: of the recipe's seed unless given."""
+    """Initialize the parameters of the model, trained and frozen.   key: by default from the recipe's seed."""
     key = jax.random.key(assembly.recipe.seed) if key is None else key
     recipe = assembly.recipe
     _, phase, task = every_task(recipe)[0]
@@ -204,7 +205,7 @@ def initial_params(assembly: Assembly, key: Array | None = None) -> Params:
 
 @functools.lru_cache
 def parameter_shapes(recipe: Recipe) -> Params:
-    """`initial_params` and the teachers' as shapes, whatever the program, without computing anything."""
+    """Return the shapes of `initial_params` and of the teachers' parameters, without computing anything."""
     assembly, key, tasks = assemble(recipe, Program()), jax.random.key(0), every_task(recipe)
 
     def teach(name, module):
@@ -215,33 +216,34 @@ def parameter_shapes(recipe: Recipe) -> Params:
         teachers = {name: teach(name, module) for name, module in assembly.teachers.items()}
         return initial_params(assembly) | ({TEACHERS: teachers} if teachers else {})
 
-    with placed_by(None):  # also where a step is being traced for a mesh, which one row does not fill
+    with placed_by(None):  # a mesh, for which a step may be being traced, could not divide one row
         return jax.eval_shape(make)
 
 
 def all_parameters(recipe: Recipe) -> list[Parameter]:
-    """The tables of the model and of its teachers, by their paths in `parameter_shapes`."""
+    """Return the parameter tables of the model and its teachers, with the paths of `parameter_shapes`."""
 
     def below(name, parameter):
         return parameter._replace(path=f"{TEACHERS}/{name}/{parameter.path}")
 
     asks = asked_of_teachers(recipe)
-    of_teachers = [below(one.name, row) for one in recipe.teachers for row in table_of(one.model, asks[one.name])]
-    return own_parameters(recipe) + of_teachers
+    return own_parameters(recipe) + [
+        below(teacher.name, row) for teacher in recipe.teachers for row in table_of(teacher.model, asks[teacher.name])
+    ]
 
 
 def own_parameters(recipe: Recipe) -> list[Parameter]:
-    """The table of a recipe's model, with the products beside its matrices."""
+    """Return the parameter table of a recipe's model, with low-rank products."""
     return with_products(table_of(recipe.model, asked(recipe)), recipe.lora)
 
 
 def table_of(config: Any, asks: Iterable[type | str]) -> list[Parameter]:
-    """The parameter table of a config's model with the heads that are asked for."""
+    """Return the parameter table of a config's model with the needed heads."""
     return family_of(config).parameters(config, made_heads(config, asks))
 
 
 def initial_carry(assembly: Assembly, index: int) -> tuple[Any, Any]:
-    """The carry before a phase's first batch, the objective's or of tasks each one's by its name, and its axes."""
+    """Return (carry before a phase's first batch, its axes): the objective's, or with tasks each task's by name."""
     phase = assembly.recipe.phases[index]
     carries = {
         task.name: task.objective.carry(assembly.model, phase, train=True) for task in tasks_of(assembly.recipe, phase)
@@ -252,5 +254,5 @@ def initial_carry(assembly: Assembly, index: int) -> tuple[Any, Any]:
 
 
 def of_task(phase: Phase, task: Task, carry: Any) -> Any:
-    """A task's part of a carry of its phase, or of its axes."""
+    """Select a task's part of its phase's carry, or of the carry's axes."""
     return carry[task.name] if phase.tasks else carry

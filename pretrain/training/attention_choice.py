@@ -1,7 +1,7 @@
-"""Which attention a run takes: its platform's kernels where they can compute all of every phase, else XLA's.
+"""Choose the attention of a run: the platform's kernels if they can compute every phase, else XLA's.
 
-A kernel that --attention names and that cannot is an error. An evaluation that remembers another number of positions
-than training takes XLA's where the kernel does not take those.
+A kernel named by --attention that cannot is an error. If evaluation has another memory length than training, which the
+kernels do not support, evaluation uses XLA's attention.
 """
 
 import contextlib
@@ -30,30 +30,30 @@ from tpu.rules import activation_rules
 
 
 def chosen_program(recipe: Recipe, options: Options, mesh: Mesh | None = None, platform: str | None = None) -> Program:
-    """The program of a platform (default: this one's) with what the options override.   mesh: None for one device.
+    """Choose the program for a platform (default: this one's) and the options.   mesh: None for one device.
 
-    UserError where --attention names a kernel that cannot run.
+    UserError if --attention names a kernel that cannot run.
     """
-    given = {field: getattr(options, field) for field in ("dtype", "depth", "remat", "attention")}
+    chosen = {field: getattr(options, field) for field in ("dtype", "depth", "remat", "attention")}
     try:
-        program = dataclasses.replace(programs.default(platform), **{k: v for k, v in given.items() if v is not None})
+        program = dataclasses.replace(programs.default(platform), **{k: v for k, v in chosen.items() if v is not None})
     except ValueError as error:
         raise UserError(str(error).replace("program.", "--", 1)) from None
     kernels, named = _kernels(recipe, platform), program.attention
     use = " or ".join(["xla", *(["+".join(kernels)] if kernels else [])])
     for name in () if named in PLAIN else named.split("+"):
         if name not in KERNELS and "+" in named:
-            raise UserError(f"--attention {named}: '+' joins names of kernels, and {name!r} is none; use {use}")
+            raise UserError(f"--attention {named}: {name!r} is not a kernel, and '+' joins kernels; use {use}")
         if name not in KERNELS:
             forms = PLAIN if _is_sparse(recipe.model) else PLAIN[:1]
-            raise UserError(unknown("--attention: there is no", name, (*forms, *kernels)))
+            raise UserError(unknown("--attention: unknown attention", name, (*forms, *kernels)))
     if named in PLAIN[1:]:
         if not _is_sparse(recipe.model):
             raise UserError(f"--attention {named}: {recipe.name} has no sparse pattern (model.pattern.name); use {use}")
         return program
     if named != "xla" and not {*named.split("+")} <= {*kernels}:
         where = f"{recipe.name} on {platform or jax.default_backend()}"
-        raise UserError(f"--attention {named}: not for {where}; use {use}")
+        raise UserError(f"--attention {named}: is not available for {where}; use {use}")
     if options.attention == "xla" or not kernels:
         return program
     taken = "+".join(kernels) if named == "xla" else named
@@ -67,7 +67,7 @@ def chosen_program(recipe: Recipe, options: Options, mesh: Mesh | None = None, p
 
 
 def why_plain(assembly: Assembly, options: Options, mesh: Mesh | None = None, platform: str | None = None) -> list[str]:
-    """What to say of attention that takes XLA on a platform that has a kernel, unless that was asked for."""
+    """List log lines on why attention uses XLA although the platform has a kernel, unless --attention says so."""
     recipe, program = assembly.recipe, assembly.model.program
     if options.attention in PLAIN:
         return []
@@ -81,25 +81,25 @@ def why_plain(assembly: Assembly, options: Options, mesh: Mesh | None = None, pl
         for index, _, task in every_task(recipe)
         for obstacle in _of_evaluation(recipe, program.attention, index, task, mesh)
     )
-    return [f"evaluation takes attention xla: {'; '.join(evaluated)}"] if evaluated else []
+    return [f"evaluation uses attention xla: {'; '.join(evaluated)}"] if evaluated else []
 
 
 def form_of_pattern(assembly: Assembly) -> list[str]:
-    """What to say of a sparse pattern that plain operations compute as they find faster; BigBird-ETC's have one way."""
+    """Describe how plain operations compute a sparse pattern, by their faster form; BigBird-ETC's have only one."""
     recipe, program = assembly.recipe, assembly.model.program
     if program.attention != "xla" or not _is_sparse(recipe.model) or not family_of(recipe.model).attention:
         return []
-    said = []
+    lines = []
     for length in dict.fromkeys(phase.length for phase in recipe.phases):
         for depth, heads in encoders(recipe.model).values():
             most = crossover(on_host(recipe.model.pattern, depth, heads, length))
-            form = f"in blocks, as above {most:,}" if length > most else f"densely, as up to {most:,}"
-            said.append(f"attention xla: a sparse pattern in rows of {length:,} tokens is computed {form}")
-    return list(dict.fromkeys(said))
+            form = f"in blocks (above {most:,})" if length > most else f"densely (up to {most:,})"
+            lines.append(f"attention xla: the sparse pattern in rows of {length:,} tokens is computed {form}")
+    return list(dict.fromkeys(lines))
 
 
 def for_evaluation(assembly: Assembly, index: int, task: Task, mesh: Mesh) -> Assembly:
-    """The assembly with XLA's attention where its kernel does not take what a task remembers in evaluation."""
+    """Switch the assembly to XLA's attention if its kernels do not support a task's memory length in evaluation."""
     recipe, program = assembly.recipe, assembly.model.program
     if program.attention in PLAIN or not _of_evaluation(recipe, program.attention, index, task, mesh):
         return assembly
@@ -107,12 +107,12 @@ def for_evaluation(assembly: Assembly, index: int, task: Task, mesh: Mesh) -> As
 
 
 def _is_sparse(model) -> bool:
-    """Whether a model's config has a pattern by which queries see few keys."""
+    """Return whether a model config has a sparse pattern."""
     return getattr(model, "pattern", Pattern()).name != DENSE
 
 
 def _kernels(recipe: Recipe, platform: str | None) -> list[str]:
-    """The kernels of a platform for the kinds of attention that the recipe's model has."""
+    """List the kernels of a platform for the kinds of attention that the recipe's model has."""
     form, asked = family_of(recipe.model).attention, _attentions(recipe, recipe.phases[0], 0)
     kinds = {_is_sparse(recipe.model)} | {attention.blocks is not None for attention in asked}
     of_kinds = [kernel for kernel in KERNELS.values() if kernel.form == form and kernel.sparse in kinds]
@@ -120,10 +120,10 @@ def _kernels(recipe: Recipe, platform: str | None) -> list[str]:
 
 
 def _depth(recipe: Recipe, kernels: str, program: Program, mesh: Mesh | None) -> str:
-    """Whether layers with these kernels are scanned or unrolled where that is not said.
+    """Choose between scanning and unrolling layers with these kernels, by default.
 
-    Where layers themselves are cut a loop stays: no plan of them unrolled has been made. So it does where layers share
-    parameters: unrolled, albert-xxlarge held the gradients of all layers and added them up at the end.
+    Tensor-parallel layers stay scanned, as unrolled ones have not been planned. So do layers that share parameters:
+    unrolled, albert-xxlarge kept the gradients of all layers and added them up at the end.
     """
     cut = mesh is not None and mesh.shape["tensor"] > 1
     if cut or getattr(recipe.model, "sharing", "none") != "none":
@@ -134,7 +134,7 @@ def _depth(recipe: Recipe, kernels: str, program: Program, mesh: Mesh | None) ->
 
 
 def _obstacles(recipe: Recipe, program: Program, kernels: str, mesh: Mesh | None) -> list[str]:
-    """Why a recipe cannot be trained with these kernels."""
+    """List the reasons why a recipe cannot be trained with these kernels."""
     tpu = generation_of(mesh.devices.flat[0].device_kind) if mesh else None
     if tpu and not tpu.kernels:
         return [f"no kernel compiles for TPU {tpu.prefix}"]
@@ -146,37 +146,37 @@ def _obstacles(recipe: Recipe, program: Program, kernels: str, mesh: Mesh | None
     asked = [attention for _, phase, _ in every_task(recipe) for attention in _attentions(recipe, phase, 0, mesh)]
     longest = max((attention.length for attention in asked if attention.by_distance), default=0)
     if tpu and longest > tpu.biased:
-        obstacles.append(f"TPU {tpu.prefix} has no room for a bias of {longest} tokens: choose at most {tpu.biased}")
+        obstacles.append(f"TPU {tpu.prefix} has no room for a bias of {longest} tokens: use at most {tpu.biased}")
     if program.dtype != "bfloat16":
         obstacles.append(f"--dtype is {program.dtype}: use bfloat16")
     return list(dict.fromkeys(obstacles))
 
 
 def _of_evaluation(recipe: Recipe, kernels: str, index: int, task: Task, mesh: Mesh | None) -> list[str]:
-    """Why kernels that train a task in a phase cannot evaluate it."""
+    """List the reasons why kernels that train a task in a phase cannot evaluate it."""
     memory = task.objective.memory(recipe.model, train=False)
     return _of_rows(recipe, kernels, recipe.phases[index], memory, mesh)
 
 
 def _of_rows(recipe: Recipe, kernels: str, phase: Phase, memory: int, mesh: Mesh | None) -> list[str]:
-    """Why kernels cannot compute the attentions of a phase's rows with such a memory."""
+    """List the reasons why kernels cannot compute the attention of a phase's rows with this memory length."""
     attentions = _attentions(recipe, phase, memory, mesh)
     if not attentions:
-        return ["the only layer is read at few positions"]
+        return ["the output of the only layer is needed at few positions"]
     form = family_of(recipe.model).attention
     with _on(mesh):
-        return [why for attention in attentions for why in choose(kernels, form, attention)[1]]
+        return [reason for attention in attentions for reason in choose(kernels, form, attention)[1]]
 
 
 def _attentions(recipe: Recipe, phase: Phase, memory: int, mesh: Mesh | None = None) -> list[Attention]:
-    """What a recipe asks of kernels in a phase's rows."""
+    """Describe the attentions of a recipe in a phase's rows."""
     with _on(mesh):
         return family_of(recipe.model).attentions(recipe.model, phase, memory)
 
 
 @contextlib.contextmanager
 def _on(mesh: Mesh | None) -> Iterator[None]:
-    """Where a mesh cuts attentions; UserError where it does not divide them."""
+    """Shard attentions over a mesh in this context; UserError if it does not divide them."""
     with placed_by(activation_rules(mesh) if mesh else None):
         try:
             yield

@@ -1,4 +1,4 @@
-"""The training loop: phases, steps, figures, evaluations, checkpoints, and how a run ends."""
+"""The training loop: phases, steps, metrics, evaluations, checkpoints, and the end of a run."""
 
 import datetime
 import os
@@ -43,22 +43,22 @@ from tpu.batches import host_rows, place_rows
 from tpu.chips import peak_flops
 from tpu.cluster import from_first
 
-STOPPED_SECONDS = 5  # of what a machine that is taken away has left, for what was read and is not checked yet
-Evaluator = Callable[[Params, Params, int], dict[str, float]]  # as `evaluate.Evaluators`
-PROFILED = range(5, 15)  # steps after the start, when compilation and warm-up are over
+STOPPED_SECONDS = 5  # after a stop signal, most seconds to wait for checks of the data that was read
+Evaluator = Callable[[Params, Params, int], dict[str, float]]  # like `evaluate.Evaluators`
+PROFILED = range(5, 15)  # steps after the start that are traced, once compilation is over
 
 
 def train(run: Run, state: TrainState, entered: int) -> tuple[TrainState, int]:
     """Train from a state to the recipe's last step -> (state, exit status: 0 or EXIT_STOPPED).
 
-    entered: the phase that the state is of.
-    UserError when too many updates in a row were not finite, or the disk is full.
+    entered: the phase that the state belongs to.
+    UserError if too many updates in a row were not finite, or if the disk is full.
     """
     ends, recipe = boundaries(run.recipe), run.recipe
     step, every = int(state.step), run.options.eval_every
     run = _compiled(run, step)
     if step and every and step % every == 0 and step < recipe.steps and step not in run.evaluations:
-        _evaluate(run, state, entered, _evaluator(run, entered))  # which a kill has cut off
+        _evaluate(run, state, entered, _evaluator(run, entered))  # lost to a kill
     evaluator = None
     batches = phase_batches(recipe, run.corpora, step, run.directory.examples, run.journal.say)
     while (step := int(state.step)) < recipe.steps and not _enough(run):
@@ -67,14 +67,14 @@ def train(run: Run, state: TrainState, entered: int) -> tuple[TrainState, int]:
         evaluator = _evaluator(run, phase)
         if phase != entered:
             state, entered = _enter(run, state, entered, phase), phase
-        with no_memory(phase, TRAIN):  # which may show where a step is waited for; what else is done says its own name
+        with no_memory(phase, TRAIN):  # a step may fail wherever it is awaited; evaluation and saving name themselves
             state, stopped = _train_phase(run, state, phase, ends[phase], batches[phase], evaluator)
         if stopped:
             run.checkpoints.wait()
-            run.journal.say(f"{run.stop.signal}: saved step {int(state.step)}; the same command goes on from there")
+            run.journal.say(f"{run.stop.signal}: saved step {int(state.step)}; the same command resumes there")
             return state, EXIT_STOPPED
     if step < recipe.steps:
-        run.journal.say(f"--patience {run.options.patience}: ended, the best evaluation is so many before")
+        run.journal.say(f"--patience {run.options.patience}: stopped, no better evaluation since that many")
     _save(run, state, entered)
     if step not in run.evaluations:
         _evaluate(run, state, entered, evaluator or _evaluator(run, entered))
@@ -83,8 +83,8 @@ def train(run: Run, state: TrainState, entered: int) -> tuple[TrainState, int]:
 
 
 def _enter(run: Run, state: TrainState, before: int, phase: int) -> TrainState:
-    """The state with which a phase begins: its rows do not continue those of the phase before, and what is trained anew
-    or otherwise begins without moments."""
+    """Return the state with which a phase begins: with a new carry, and with a new optimizer state if the phase trains
+    other parameters or uses another optimizer."""
     stage = any_task(run.stages, phase)
     state = state._replace(carry=stage.first_carry())
     if not same_training(run.recipe, before, phase) or any_task(run.stages, before).untrained() != stage.untrained():
@@ -95,16 +95,16 @@ def _enter(run: Run, state: TrainState, before: int, phase: int) -> TrainState:
 def _train_phase(
     run: Run, state: TrainState, phase: int, end: int, batches: Tasks, evaluator: Evaluator
 ) -> tuple[TrainState, bool]:
-    """Steps up to `end`, or to a stop request, at which the state is saved -> (state, whether it was one)."""
+    """Train up to step `end`, or save and stop on a stop request -> (state, whether it stopped)."""
     options, stages = run.options, of_phase(run.stages, phase)
     first, mine = int(state.step), host_rows(run.mesh, batches.batch_size)
     given = place_given(any_task(run.stages, phase))
-    meter, begun = Meter(run, stages, batches), set()
+    meter, started = Meter(run, stages, batches), set()
     run.journal.doing(f"compiling phase {phase + 1}")
     with Loader(batches, first, end, mine, processes=options.workers) as loader, ExitStack() as trace:
         for step, rows in loader:
             if run.stop.reached(step):
-                _save(run, state, phase, stopped=True)  # before the trace, which takes time to write
+                _save(run, state, phase, stopped=True)  # before the trace is written, which takes time
                 return state, True
             if options.profile and step - first == PROFILED.start:
                 trace.enter_context(_traced(run))
@@ -112,9 +112,9 @@ def _train_phase(
                 trace.close()
             task, _ = batches.at(step)
             batch = place_rows(rows, mine, batches.batch_size, run.mesh)
-            if task and task not in begun:  # on a CPU the first step of each compiles
+            if task and task not in started:  # on a CPU the first step of each task compiles
                 run.journal.doing(f"compiling task {task}")
-            begun.add(task)
+            started.add(task)
             with jax.transfer_guard("disallow"):
                 state, metrics = stages[task].train.run(state, run.frozen, batch, given)
             done = step + 1
@@ -134,7 +134,7 @@ def _train_phase(
 
 
 def _compiled(run: Run, step: int) -> Run:
-    """The run with what is still to come compiled, where that is done ahead."""
+    """Compile the programs of the remaining steps, if that is done ahead."""
     if step >= run.recipe.steps or not compiles_ahead(run.mesh):
         return run
     last = len(run.recipe.phases) - 1
@@ -152,12 +152,12 @@ def _enough(run: Run) -> bool:
 
 
 def _evaluator(run: Run, phase: int) -> Evaluator:
-    made = run.evaluators or Evaluators
-    return made(of_phase(run.stages, phase), run.corpora, run.options.eval_examples)
+    make = run.evaluators or Evaluators
+    return make(of_phase(run.stages, phase), run.corpora, run.options.eval_examples)
 
 
 def _save(run: Run, state: TrainState, phase: int, stopped: bool = False) -> None:
-    for corpus in run.corpora.values():  # what was trained on damaged text is not kept
+    for corpus in run.corpora.values():  # never save what was trained on damaged text
         corpus.checks.wait(seconds=STOPPED_SECONDS if stopped else None)
     from_first("--workdir", run.directory.check_there)
     run.journal.sync()
@@ -182,7 +182,7 @@ def _evaluate(run: Run, state: TrainState, phase: int, evaluator: Evaluator) -> 
 
 @contextmanager
 def _traced(run: Run) -> Iterator[None]:
-    """What is computed in this context is traced, into the work directory."""
+    """Profile this context into the work directory."""
     target = run.directory.path / "profile"
     folder = Path(tempfile.gettempdir()) / f"profile-{os.getpid()}" if in_cloud(target) else target
     with jax.profiler.trace(str(folder)):
@@ -190,27 +190,27 @@ def _traced(run: Run) -> Iterator[None]:
     if in_cloud(target):
         upload(folder, target)
         remove_folder(folder)
-    run.journal.say(f"trace of some steps in {target}")
+    run.journal.say(f"profile written to {target}")
 
 
 class Meter:
-    """Collects the steps' metrics between two reports, without waiting for them.
+    """Collects the metrics of steps between two reports, without waiting for the devices.
 
-    stages: of a phase, by task.
+    stages: those of a phase, by task.
     """
 
     def __init__(self, run: Run, stages: Mapping[str, Stage], batches: Tasks):
         self.run, self.stages, self.batches = run, stages, batches
-        self.waiting: list[tuple[str, Metrics]] = []  # of a task each
-        self.since: float | None = None  # unknown until the first step has compiled
-        self.before_pauses = 0.0  # seconds of the waiting steps
+        self.waiting: list[tuple[str, Metrics]] = []  # (task, metrics) of each step
+        self.since: float | None = None  # None until the first step has compiled
+        self.before_pauses = 0.0  # seconds spent on the waiting steps before pauses
 
     def add(self, task: str, metrics: Metrics) -> None:
         self.waiting.append((task, metrics))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """The time in this context is not counted as steps'; steps begun before it are waited for first."""
+        """Wait for the steps so far, and exclude the time in this context from the speed."""
         jax.block_until_ready(self.waiting)
         if self.since is not None:
             self.before_pauses += self._running()
@@ -221,7 +221,7 @@ class Meter:
         return time.perf_counter() - self.since
 
     def report(self, step: int) -> None:
-        """Write the figures since the last report; UserError when updates keep being skipped."""
+        """Write the metrics since the last report; UserError if updates keep being skipped."""
         if not self.waiting:
             return
         tasks, metrics = zip(*jax.device_get(self.waiting), strict=True)
@@ -234,37 +234,36 @@ class Meter:
         skipped_in_row = int(metrics[-1].skipped[1])
         if skipped_in_row >= self.run.options.max_skipped:
             raise UserError(
-                f"the loss or its gradient was not finite in the last {skipped_in_row} updates up to step {step}, "
-                f"which were skipped: continue with --init-from {self.run.directory.path} in another --workdir, with "
-                f"a lower --schedule.peak (now {self.run.recipe.schedule.peak}) or a longer --schedule.warmup"
+                f"step {step}: loss or gradient was not finite in the last {skipped_in_row} updates, which were "
+                f"skipped; continue with --init-from {self.run.directory.path} in another --workdir, with a lower "
+                f"--schedule.peak (now {self.run.recipe.schedule.peak}) or a longer --schedule.warmup"
             )
 
     def _means(self, tasks: Sequence[str], metrics: Sequence[Metrics]) -> dict[str, float]:
-        figures = {"loss": _mean(one.loss for one in metrics)}
+        figures = {"loss": _mean(step.loss for step in metrics)}
         for task in dict.fromkeys(group_of(name) for name in self.stages if name in tasks):
-            of_task = [one for name, one in zip(tasks, metrics, strict=True) if group_of(name) == task]
-            counts = jax.tree.map(lambda *parts: np.sum(parts, axis=0), *[one.counts for one in of_task])
+            of_task = [step for name, step in zip(tasks, metrics, strict=True) if group_of(name) == task]
+            counts = jax.tree.map(lambda *parts: np.sum(parts, axis=0), *[step.counts for step in of_task])
             objective = next(stage.task.objective for name, stage in self.stages.items() if group_of(name) == task)
-            found = figures_of(objective, [one.sums for one in of_task], counts)
+            task_figures = figures_of(objective, [step.sums for step in of_task], counts)
             if task:
-                found = {"loss": _mean(one.loss for one in of_task)} | found
-            figures |= {f"{task}/{name}" if task else name: value for name, value in found.items()}
-        figures["gradient_norm"] = _mean(one.gradient_norm for one in metrics)
+                task_figures = {"loss": _mean(step.loss for step in of_task)} | task_figures
+            figures |= {f"{task}/{name}" if task else name: value for name, value in task_figures.items()}
+        figures["gradient_norm"] = _mean(step.gradient_norm for step in metrics)
         figures["learning_rate"] = float(metrics[-1].learning_rate)
         if metrics[-1].skipped[0]:
             figures["skipped_updates"] = int(metrics[-1].skipped[0])
         return figures
 
     def _sources(self, step: int) -> dict[str, float]:
-        """Of each corpus of a mixture, the rows so far, as if all phases had this one's batches, and how often all that
-        it has."""
-        found = {}
+        """Count the rows and epochs of each corpus of a mixture so far, as if all phases had this one's batches."""
+        figures = {}
         for task, mixture in self.batches.batches.items():
             if isinstance(mixture, Mixture):
                 for name, rows in mixture.rows_before(self.batches.before(step)[task]).items():
                     place = f"{task}/{name}" if task else name
-                    found |= {f"{place}/rows": rows, f"{place}/epochs": mixture.sources[name].epochs(rows)}
-        return found
+                    figures |= {f"{place}/rows": rows, f"{place}/epochs": mixture.sources[name].epochs(rows)}
+        return figures
 
     def _speed(self, seconds: float, tasks: Sequence[str], step: int) -> dict[str, float]:
         left = datetime.timedelta(seconds=round(seconds * (self.run.recipe.steps - step)))

@@ -1,7 +1,7 @@
-"""A trained model to be read, whatever it is stored as: a run at one of its checkpoints, or a Hugging Face folder.
+"""Open a trained model: a run at one of its checkpoints, or a Hugging Face folder.
 
-A run's work directory stays as it is, and the run may go on meanwhile: what it has deleted since its checkpoints were
-listed is no damage.
+The work directory of a run is only read, and the run may continue meanwhile: a checkpoint that it deletes after they
+were listed does not count as damaged.
 """
 
 import hashlib
@@ -44,11 +44,11 @@ log = logging.getLogger(__name__)
 
 
 class Restored(NamedTuple):
-    """What a finished or running run has learned by a step, read from its directory."""
+    """The parameters of a finished or running run at a step, read from its work directory."""
 
     assembly: Assembly
     step: int
-    phase: int  # that wrote it
+    phase: int  # phase that the checkpoint belongs to
     params: Params
     frozen: Params
     mesh: Mesh
@@ -56,18 +56,17 @@ class Restored(NamedTuple):
 
     @property
     def whole(self) -> Params:
-        """The model's parameters in its own form."""
+        """Return all parameters of the model, with low-rank products merged."""
         return merged(merge(self.params, self.frozen))
 
 
 def restore(
     directory: RunDirectory, step: int | None = None, mesh: Mesh | None = None, best_of: str | None = None
 ) -> Restored:
-    """The parameters of a step, by default of the newest checkpoint; UserError when there is none that loads.
+    """Restore the parameters of a step, by default of the newest checkpoint; UserError if none loads.
 
-    best_of: in place of the newest the first of `best_steps`.
-    mesh: where they lie as in training, by default on as many of this process's devices as divide the batches of the
-    run's phases, cut over them where training would cut them.
+    best_of: restore the first of `best_steps` instead.   mesh: for the parameters, sharded as in training; by default
+    as many of this process's devices as divide the batches of the run's phases.
     """
     doing(f"restoring {directory.path}")
     recipe = directory.read_recipe()
@@ -76,7 +75,7 @@ def restore(
         mesh = reading_mesh(jax.local_devices(), [phase.batch_size for phase in recipe.phases], work)
     placed = place_on(recipe, mesh, programs.default(), work)
 
-    phases = {}  # of the checkpoints that are read
+    phases = {}  # step -> phase of the checkpoints that were read
 
     def read(at: int) -> TrainState:
         phases[at] = phase_of(directory.checkpoints / str(at), recipe)
@@ -85,7 +84,7 @@ def restore(
 
     state = _intact(directory, step, best_of, read)
     if state is None:
-        raise UserError(f"{directory.path} has no checkpoint yet: let `python -m pretrain run` write one")
+        raise UserError(f"{directory.path}: has no checkpoint yet; let `python -m pretrain run` write one")
     frozen = load_frozen(directory.frozen, placed.stages[0].frozen)
     at = int(state.step)
     return Restored(placed.assembly, at, phases[at], state.params, frozen, mesh, placed.stages)
@@ -94,21 +93,22 @@ def restore(
 def _intact(
     directory: RunDirectory, step: int | None, best_of: str | None, read: Callable[[int], TrainState]
 ) -> TrainState | None:
+    """Read the state of the newest (or best) checkpoint that is not damaged."""
     steps = directory.checkpoint_steps() if best_of is None else best_steps(directory, best_of)[::-1]
     try:
         state, damaged = newest_intact(directory.checkpoints, steps, step, read)
     except UserError:
         if step is None and not set(steps) & set(directory.checkpoint_steps()):
-            return _intact(directory, step, best_of, read)  # a running run has replaced them all
+            return _intact(directory, step, best_of, read)  # the run has replaced all of them meanwhile
         raise
     for at, reason in damaged.items():
         if at in directory.checkpoint_steps():
-            log.warning("checkpoint of step %d is damaged (%s): that of step %d is read", at, reason, state.step)
+            log.warning("checkpoint of step %d is damaged (%s): reading step %d instead", at, reason, state.step)
     return state
 
 
 def _parameters_alone(state: TrainState) -> TrainState:
-    """Without what only training needs: moments and memories may be many times the parameters."""
+    """Leave out what only training needs: optimizer state and carry may be many times larger than the parameters."""
 
     def unread(tree):
         return jax.tree.map(lambda _: NOT_READ, tree)
@@ -117,8 +117,8 @@ def _parameters_alone(state: TrainState) -> TrainState:
 
 
 class Opened(NamedTuple):
-    """params: of the module, with those that were frozen, on the mesh.   tokenizer_folder: of its files, maybe gs://.
-    run: what was restored of one; None for a Hugging Face folder."""
+    """A trained model.   params: of the module, including frozen ones, on the mesh.   tokenizer_folder: may be gs://.
+    run: None for a Hugging Face folder."""
 
     source: Path
     module: nn.Module
@@ -154,28 +154,28 @@ class Opened(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For titles."""
+        """Name in titles."""
         return str(self.source) if self.step is None else f"{self.source} at step {self.step}"
 
     def at(self, restored: Restored) -> "Opened":
-        """The same run at another of its checkpoints."""
+        """Return the same run at another checkpoint."""
         return self._replace(params=restored.whole, run=restored)
 
     def check_decodes(self) -> None:
-        """UserError unless it is a causal decoder."""
+        """Raise UserError unless the model is a causal decoder."""
         if not isinstance(self.module, CausalDecoder):
             raise UserError(
-                f"{self.source}: a model of {name_of(self.config)} is no causal decoder; take one, like gpt2"
+                f"{self.source}: a {name_of(self.config)} model is not a causal decoder; use one, like gpt2"
             )
 
     def warn_beyond_trained(self, length: int) -> None:
-        """Say so where a text of this length, or an export, has positions that no row of the run had."""
-        if self.run is None or RunDirectory(self.source).read_run()["init_from"]:  # whose rows may have been longer
+        """Warn if a text of this length, or an export, uses positions beyond the run's longest rows."""
+        if self.run is None or RunDirectory(self.source).read_run()["init_from"]:  # earlier rows may have been longer
             return
         longest = max(phase.length for phase in self.recipe.phases[: self.run.phase + 1])
         if longest < length <= getattr(self.recipe.model, "positions", 0):
             log.warning(
-                "this run trained rows of up to %s tokens only: the model's positions %s to %s are untrained",
+                "this run trained on rows of at most %s tokens: the model's positions %s to %s are untrained",
                 f"{longest:,}",
                 f"{longest:,}",
                 f"{length - 1:,}",
@@ -183,27 +183,27 @@ class Opened(NamedTuple):
 
 
 def open_model(source: Path, step: int | None = None, mesh: Mesh | None = None, best_of: str | None = None) -> Opened:
-    """The model in a work directory or in a Hugging Face folder, which we or transformers wrote.
+    """Open the model in a work directory, or in a Hugging Face folder written by `export` or transformers.
 
-    step, best_of: of a run, one or the other: a checkpoint, or the first of `best_steps` that loads; else the newest.
-    mesh: where the parameters lie; by default that of `restore` for a run, else all of this process's devices with
-    whole parameters each.   UserError where nothing can be read.
+    step, best_of: checkpoint of a run: a step, or the first of `best_steps` that loads; by default the newest.
+    mesh: for the parameters; by default that of `restore` for a run, else all of this process's devices with replicated
+    parameters.   UserError if nothing can be read.
     """
     directory = RunDirectory(source)
     if _is_hugging_face(directory):
         if step is not None or best_of is not None:
-            given = f"--best {best_of}" if step is None else f"--step {step}"
-            raise UserError(f"{given}: {source} is a Hugging Face folder, of one step; leave it out")
+            option = f"--best {best_of}" if step is None else f"--step {step}"
+            raise UserError(f"{option}: {source} is a Hugging Face folder, which has no checkpoints; leave it out")
         doing(f"reading {source}")
         with local_folder(directory.path) as folder:
             return _read(directory.path, folder, mesh or row_mesh(jax.local_devices(), []))
     if not is_file(directory.recipe):
         raise UserError(
-            f"{source} is no run: it has no recipe.json, and no Hugging Face folder: it has no config.json; make a run "
-            "with `python -m pretrain run`"
+            f"{source}: is neither a run (no recipe.json) nor a Hugging Face folder (no config.json); make a run with "
+            "`python -m pretrain run`"
         )
     if best_of is not None and step is not None:
-        raise UserError(f"--best {best_of}: says which step to read, and so does --step {step}; leave one of them out")
+        raise UserError(f"--best {best_of}: cannot be combined with --step {step}; leave one of them out")
     restored = restore(directory, step, mesh, best_of)
     with local_folder(directory.tokenizer) as folder:
         tokenizer = stored.load(folder)
@@ -213,22 +213,22 @@ def open_model(source: Path, step: int | None = None, mesh: Mesh | None = None, 
 
 
 def best_steps(directory: RunDirectory, name: str) -> list[int]:
-    """The steps of the checkpoints that there are, that with the lowest held-out loss of a task first, or of the run,
-    by the name `loss`. UserError where none was evaluated."""
+    """List the steps of evaluated checkpoints by ascending held-out loss, of a task by its name, or of the run by the
+    name `loss`. UserError if none was evaluated."""
     recipe, steps = directory.read_recipe(), directory.checkpoint_steps()
     evaluations = {figures["step"]: losses(recipe, figures) for figures in read_metrics(directory, "eval")}
-    ever, there = (best(recipe, evaluations, of) for of in (evaluations, steps))
+    ever, kept = (best(recipe, evaluations, candidates) for candidates in (evaluations, steps))
     if name not in ever:
         raise UserError(unknown(f"--best: {directory.path} has no evaluation of", name, ever or [LOSS]))
-    if name not in there:
+    if name not in kept:
         raise UserError(
-            f"--best {name}: no checkpoint of {directory.path} was evaluated; there are {steps}: give --step"
+            f"--best {name}: no checkpoint of {directory.path} was evaluated; give --step with one of {steps}"
         )
-    if ever[name] != there[name]:
+    if ever[name] != kept[name]:
         log.warning(
-            "--best %s: the lowest loss was at step %d, whose checkpoint was not kept (see --keep-best); of those that "
-            "were, step %d is read",
-            *(name, ever[name], there[name]),
+            "--best %s: the lowest loss was at step %d, whose checkpoint was not kept (see --keep-best); reading the "
+            "best one kept, of step %d",
+            *(name, ever[name], kept[name]),
         )
     ranked = []
     while left := best(recipe, evaluations, {*steps} - {*ranked}).get(name):
@@ -237,7 +237,7 @@ def best_steps(directory: RunDirectory, name: str) -> list[int]:
 
 
 def identity_of(source: Path) -> str:
-    """Sources that have the same are the same model, however long it was trained."""
+    """Return a string that identifies a model, however long it was trained."""
     directory = RunDirectory(source)
     if not _is_hugging_face(directory):
         return directory.identity()
@@ -250,11 +250,12 @@ def _is_hugging_face(directory: RunDirectory) -> bool:
 
 
 def _read(source: Path, folder: Path, mesh: Mesh) -> Opened:
-    """A Hugging Face folder.   folder: its copy on this machine."""
+    """Open a Hugging Face folder.   folder: its copy on this machine."""
     config = config_from(folder)
     family, heads = family_of(config), heads_in_folder(folder, config)
     module = family.module(config, programs.default(), heads)
-    spec = {name: Feature((1,) * len(one.shape), one.dtype) for name, one in family.inputs.items() if one.required}
+    required = {name: entry for name, entry in family.inputs.items() if entry.required}
+    spec = {name: Feature((1,) * len(entry.shape), entry.dtype) for name, entry in required.items()}
     shapes = jax.eval_shape(lambda: initialise(jax.random.key(0), module, spec))
     first = next(iter(folders(folder, family).values()))
     params, tokenizer = load(folder, config, shapes, first), stored.load(first)

@@ -1,6 +1,7 @@
-"""A recipe on a mesh: what lies where in each phase, and its programs. A run, a plan and all that reads a run's model
-begin so. On accelerators all programs are compiled before the first step: what does not compile or fit must not wait
-for its phase."""
+"""Place a recipe on a mesh: the shardings and programs of each phase, for runs, plans and commands that read a run.
+
+On accelerators all programs are compiled before the first step, so that one which does not compile or fit fails early.
+"""
 
 import contextlib
 import dataclasses
@@ -52,21 +53,20 @@ from tpu.rules import (
 )
 from tpu.xla import compiler_options, matmul_precision, small_product_options
 
-SMALL = 20_000_000  # parameters, up to which a model's products are small for a CPU
-# Limits on what is evaluated at once: tokens per device, few beside those of a train step, and rows over all devices.
+SMALL = 20_000_000  # models up to this many parameters have small matrix products for a CPU
+# Limits of an evaluation step: tokens per device, few compared with a train step, and rows over all devices
 EVALUATED_TOKENS, EVALUATED_ROWS = 1 << 13, 1024
-EVALUATION_SEED = 20_181_011  # the same held-out rows and noise for every run, whatever its own seed
+EVALUATION_SEED = 20_181_011  # random seed of held-out rows and their noise, the same for every run
 TRAIN, EVALUATE, CHECKPOINT = "train step", "evaluation", "checkpoint"
-FIELDS = {TRAIN: "train", EVALUATE: "evaluate"}  # of a Stage
+FIELDS = {TRAIN: "train", EVALUATE: "evaluate"}  # fields of a Stage
 CURES = {
-    TRAIN: "raise --microbatches, or try --remat full, a --mesh with more fsdp",
+    TRAIN: "raise --microbatches, or try --remat full or a --mesh with more fsdp",
     EVALUATE: "try a --mesh with more fsdp",
 }
 
 
 class Jitted(NamedTuple):
-    """A step.   run: jitted, later compiled.   arguments: its arguments as shapes, dtypes and shardings.
-    options: XLA's that it was jitted with."""
+    """A step.   run: jitted, later compiled.   arguments: shapes, dtypes and shardings.   options: of XLA."""
 
     run: Callable
     arguments: tuple
@@ -74,14 +74,14 @@ class Jitted(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """A task of a phase on a mesh; what is not of the task alone is the same in all of the phase.
+    """One task of a phase on a mesh. Tasks of a phase share everything that does not depend on the task.
 
-    state, frozen: the train state in this phase and the frozen parameters as shapes, dtypes and shardings.
-    train: (state, frozen, batch, given) -> (state, metrics); the old state is given up.
-    evaluate: `step.evaluation_step`, of `evaluated_rows` of a batch.
+    state, frozen: the phase's train state and the frozen parameters as shapes, dtypes and shardings.
+    train: (state, frozen, batch, given) -> (state, metrics); the old state is donated.
+    evaluate: `step.evaluation_step` of `evaluated_rows` rows.
     untrained: () -> paths of the parameters that no loss of the phase reads.
-    first_carry, first_evaluation_carry: () -> the carry before the phase's first batch, the task's before its first in
-    evaluation, jitted.   first_moments: parameters -> the optimiser's state before the phase, jitted.
+    first_carry, first_evaluation_carry: () -> the carry before the phase's first batch, or before the task's first
+    evaluation batch, jitted.   first_moments: parameters -> the optimizer state before the phase, jitted.
     """
 
     assembly: Assembly
@@ -104,13 +104,13 @@ class Stage(NamedTuple):
 
     @property
     def title(self) -> str:
-        """As the log and a plan call it."""
+        """Name in the log and in plans."""
         phase = f"phase {self.index + 1} of {len(self.assembly.recipe.phases)}"
         return f"{phase}, task {self.task.name}" if self.task.name else phase
 
 
 class Placed(NamedTuple):
-    """A recipe on a mesh; nothing is allocated or compiled yet.   load: by which a mesh is chosen."""
+    """A recipe on a mesh; nothing is allocated or compiled yet.   load: the work by which the mesh is chosen."""
 
     assembly: Assembly
     mesh: Mesh
@@ -118,7 +118,7 @@ class Placed(NamedTuple):
     stages: list[Stage]
 
     def of(self, recipe: Recipe) -> "Placed":
-        """A recipe of the same programs, which are not traced or compiled again."""
+        """Replace the recipe by one that has the same programs, without tracing or compiling them again."""
         assembly = self.assembly._replace(recipe=recipe)
         stages = [stage._replace(assembly=assembly) for stage in self.stages]
         return self._replace(assembly=assembly, stages=stages)
@@ -127,9 +127,10 @@ class Placed(NamedTuple):
 def place(
     recipe: Recipe, how: How, devices: Sequence[jax.Device], memory: float | None, platform: str | None = None
 ) -> Placed:
-    """On these devices, which have so many bytes each, with the mesh and the program that are chosen or suit best.
+    """Place a recipe on devices, with the mesh and program that the options choose or that fit best.
 
-    platform: of the devices, by default this machine's. UserError where that does not go together.
+    memory: bytes per device.   platform: of the devices, by default this machine's.   UserError if options, recipe and
+    devices do not fit together.
     """
     load = load_of(recipe, devices, memory)
     mesh = choose_mesh(how.mesh, devices, load)
@@ -138,66 +139,68 @@ def place(
 
 
 def place_on(recipe: Recipe, mesh: Mesh, program: Program, load: Load, microbatches: int = 1) -> Placed:
-    """On a mesh, with a program."""
+    """Place a recipe on a mesh, with a program."""
     assembly = assemble(recipe, program)
     with divided_by(mesh):
         return Placed(assembly, mesh, load, stages(assembly, mesh, microbatches))
 
 
 def check_batches(recipe: Recipe, microbatches: int, shape: MeshShape) -> None:
-    """UserError unless a mesh of this shape cuts the microbatches of every phase evenly, and they change nothing."""
+    """Raise UserError unless a mesh divides the microbatches of every phase evenly, and objectives allow
+    microbatches."""
     for _, _, task in every_task(recipe) if microbatches > 1 else ():
         if not task.objective.rowwise:
             raise UserError(
-                f"--microbatches {microbatches}: {type(task.objective).__name__} compares the rows of a batch with one "
-                "another, of which a microbatch has few; leave it out, and take more devices or a smaller batch"
+                f"--microbatches {microbatches}: {type(task.objective).__name__} compares all rows of a batch, which "
+                "microbatches would split; leave it out, and use more devices or a smaller batch"
             )
     parts = microbatches * shape.batch_parts
     for index, phase in enumerate(recipe.phases):
         if phase.batch_size % parts:
             raise UserError(
-                f"phases.{index}.batch_size={phase.batch_size} is not a multiple of --microbatches {microbatches} x "
-                f"the {shape.batch_parts} parts of the mesh {shape}: choose a multiple of {parts}, or another --mesh"
+                f"phases.{index}.batch_size={phase.batch_size}: is not a multiple of --microbatches {microbatches} x "
+                f"the {shape.batch_parts} batch shards of the mesh {shape}; use a multiple of {parts} or another --mesh"
             )
 
 
 def stages(assembly: Assembly, mesh: Mesh, microbatches: int = 1) -> list[Stage]:
-    """Each task of each phase on a mesh; only shapes are traced, nothing is computed. UserError if the mesh misfits, or
+    """Place each task of each phase on a mesh, without computing anything. UserError if the mesh or the recipe's
     `frozen` does not fit the parameters."""
     shapes = parameter_shapes(assembly.recipe)
     check_frozen(assembly.recipe, shapes)
-    everything = parameter_shardings(all_parameters(assembly.recipe), shapes, mesh)
-    trained, frozen = split_frozen(jax.tree.map(_placed, shapes, everything), assembly.recipe)
+    sharded = parameter_shardings(all_parameters(assembly.recipe), shapes, mesh)
+    trained, frozen = split_frozen(jax.tree.map(_placed, shapes, sharded), assembly.recipe)
     return [
         _stage(assembly, index, task, mesh, microbatches, trained, frozen)
         for index, _, task in every_task(assembly.recipe)
     ]
 
 
-def of_phase(made: Sequence[Stage], index: int) -> dict[str, Stage]:
-    """The stages of a phase, by the names of their tasks."""
-    return {stage.task.name: stage for stage in made if stage.index == index}
+def of_phase(stages: Sequence[Stage], index: int) -> dict[str, Stage]:
+    """Return the stages of a phase, by the names of their tasks."""
+    return {stage.task.name: stage for stage in stages if stage.index == index}
 
 
-def any_task(made: Sequence[Stage], index: int) -> Stage:
-    """A stage of a phase, for what is not of one task."""
-    return next(stage for stage in made if stage.index == index)
+def any_task(stages: Sequence[Stage], index: int) -> Stage:
+    """Return a stage of a phase, for what its tasks share."""
+    return next(stage for stage in stages if stage.index == index)
 
 
 def load_of(recipe: Recipe, devices: list[jax.Device], memory: float | None) -> Load:
-    """What devices with so much memory have to do for a recipe, by which its mesh is chosen."""
+    """Estimate the work of a recipe on devices with `memory` bytes each, by which its mesh is chosen."""
     shapes = parameter_shapes(recipe)
     trained, divisor = count(split_frozen(shapes, recipe)[0]), divisor_of_fsdp(all_parameters(recipe), shapes)
     return load_on(devices, trained, memory, mean_flops(recipe), divisor)
 
 
 def shardings(tree: Any) -> Any:
-    """The shardings of what a stage says is placed."""
+    """Return the shardings of a tree of placed shapes."""
     return jax.tree.map(lambda leaf: leaf.sharding, tree)
 
 
 def place_parameters(params: Params, stage: Stage) -> Params:
-    """Parameters that every host has whole, some of a stage's, on a mesh: a device is given only its part."""
+    """Put some of a stage's parameters, which every host has in full, on its mesh; devices receive only their
+    shards."""
 
     everything = merge(stage.state.params, stage.frozen)
     return jax.tree.map(_place_whole, params, {name: everything[name] for name in params})
@@ -208,7 +211,7 @@ def _place_whole(array: np.ndarray, like: jax.ShapeDtypeStruct) -> Array:
 
 
 def place_given(stage: Stage) -> Given:
-    """What a stage's steps are given beside batches, on its mesh."""
+    """Put the inputs of a stage's train step besides batches on its mesh."""
     given = given_in(stage.assembly.recipe, stage.index)
     return jax.tree.map(_place_whole, given, stage.train.arguments[-1])
 
@@ -230,8 +233,8 @@ def _stage(
     seen, skipped = (jax.ShapeDtypeStruct(shape, np.int32, sharding=everywhere) for shape in ((), (2,)))
     state = TrainState(seen, params, opt_state, carry, skipped)
     evaluated_rows = _evaluated_rows(objective, phase, mesh, microbatches)
-    in_evaluation = dataclasses.replace(phase, batch_size=evaluated_rows)
-    first_evaluated, evaluated_carry, _ = _carry(lambda: objective.carry(assembly.model, in_evaluation, False), mesh)
+    evaluation_phase = dataclasses.replace(phase, batch_size=evaluated_rows)
+    first_evaluated, evaluated_carry, _ = _carry(lambda: objective.carry(assembly.model, evaluation_phase, False), mesh)
     spec = objective.spec(phase)
     batch, evaluated_batch = (shapes_of(spec, size, rows(mesh)) for size in (phase.batch_size, evaluated_rows))
 
@@ -244,7 +247,7 @@ def _stage(
     number = jax.ShapeDtypeStruct((), np.int32)
     run_step = jit_on(mesh, assembly, step, options, out_shardings=(shardings(state), everywhere), donate_argnums=0)
     train = Jitted(run_step, (state, frozen, batch, given), options)
-    outputs = everywhere, everywhere, shardings(evaluated_carry)  # it comes back as it lies in the first one
+    outputs = everywhere, everywhere, shardings(evaluated_carry)  # the carry keeps its shardings
     run_evaluation = jit_on(mesh, evaluated, evaluation, options, out_shardings=outputs)
     of_evaluation = (params, frozen, evaluated_batch, number, number, evaluated_carry, number)
     evaluate = Jitted(run_evaluation, of_evaluation, options)
@@ -253,7 +256,7 @@ def _stage(
 
 
 def jit_on(mesh: Mesh, assembly: Assembly, step: Callable, options: Mapping[str, str | bool], **how) -> Callable:
-    """A step jitted for a mesh, with these options of the compiler."""
+    """Jit a step for a mesh, with these compiler options."""
 
     def placed(*arguments):
         with placed_by(activation_rules(mesh)), matmul_precision(assembly.model.program.dtype):
@@ -263,8 +266,8 @@ def jit_on(mesh: Mesh, assembly: Assembly, step: Callable, options: Mapping[str,
 
 
 def _evaluated_rows(objective: Objective, phase: Phase, mesh: Mesh, microbatches: int) -> int:
-    """How many rows of a batch an evaluation computes at once: a divisor that the mesh cuts evenly, a microbatch or
-    fewer; whole batches where rows are compared with one another."""
+    """Choose the number of rows of an evaluation step: at most a microbatch, a divisor of the batch size that the mesh
+    divides evenly; the whole batch if the objective compares rows."""
     if not objective.rowwise:
         return phase.batch_size
     parts = mesh_shape(mesh).batch_parts
@@ -274,16 +277,16 @@ def _evaluated_rows(objective: Objective, phase: Phase, mesh: Mesh, microbatches
 
 
 def _carry(make: Callable, mesh: Mesh) -> tuple[Callable, Any, Any]:
-    """(makes a first carry, jitted; the carry as shapes, dtypes and shardings; its axes).   make: () -> (it, its axes).
+    """Return (jitted function that makes the first carry; its shapes, dtypes and shardings; its axes).
 
-    Nothing is computed: a memory of many rows fits on no single device.
+    make: () -> (carry, axes); only traced, since a memory of many rows may not fit on one device.
     """
     axes = []
 
     def carry():
-        made, of_made = make()
-        axes.append(of_made)
-        return made
+        value, axes_of_value = make()
+        axes.append(axes_of_value)
+        return value
 
     shapes = jax.eval_shape(carry)
     where = carry_shardings(axes[0], mesh)
@@ -291,7 +294,7 @@ def _carry(make: Callable, mesh: Mesh) -> tuple[Callable, Any, Any]:
 
 
 def _moments(assembly: Assembly, index: int, mesh: Mesh, params: Params) -> tuple[Callable, Any]:
-    """(parameters -> the optimiser's state before a phase, jitted; that as shapes, dtypes and shardings)."""
+    """Return (jitted: parameters -> the optimizer state before a phase; its shapes, dtypes and shardings)."""
 
     def make(params):
         return first_moments(assembly, params, index)
@@ -308,9 +311,9 @@ def _moments(assembly: Assembly, index: int, mesh: Mesh, params: Params) -> tupl
 
 
 def fitted(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> NamedSharding:
-    """Of a moment as its parameter lies; one that has a mean along an axis is not cut there."""
+    """Shard a moment like its parameter, except along axes over which it is a mean."""
     spec = (*sharding.spec, *(None,) * (len(shape.shape) - len(sharding.spec)))
-    kept = (None if size == 1 else over for size, over in zip(shape.shape, spec, strict=True))
+    kept = (None if size == 1 else axis for size, axis in zip(shape.shape, spec, strict=True))
     return NamedSharding(sharding.mesh, PartitionSpec(*kept))
 
 
@@ -318,41 +321,41 @@ def _placed(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDt
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
 
-def trace(made: list[Stage], names: Sequence[str] = (TRAIN, EVALUATE)) -> None:
-    """Trace their programs with these names, which are not compiled. UserError where a mesh does not divide activations
+def trace(stages: list[Stage], names: Sequence[str] = (TRAIN, EVALUATE)) -> None:
+    """Trace the programs with these names, without compiling. UserError if the mesh does not divide activations
     evenly."""
-    for stage in made:
+    for stage in stages:
         with divided_by(stage.mesh):
             for program in (getattr(stage, FIELDS[name]) for name in names):
                 program.run.trace(*program.arguments)
 
 
 def compiles_ahead(mesh: Mesh) -> bool:
-    """On accelerators, where a program that is compiled is kept for the next start. A CPU compiles within seconds when
-    a phase begins, and says then what does not fit."""
+    """Return whether programs are compiled before the first step: on accelerators, where they are cached for the next
+    start. A CPU compiles in seconds when a phase begins."""
     return mesh.devices.flat[0].platform != "cpu"
 
 
-def compile_phases(made: list[Stage], names: Mapping[int, list[str]], say: Callable[[str], None]) -> list[Stage]:
-    """The same stages, whose programs with these names (phase -> names) are compiled.
+def compile_phases(stages: list[Stage], names: Mapping[int, list[str]], say: Callable[[str], None]) -> list[Stage]:
+    """Compile the named programs (phase -> names) -> the stages with compiled programs.
 
-    say: is told what takes so long, and how long it took.   UserError for what does not fit a device.
+    say: called with progress messages.   UserError if a program does not fit into a device's memory.
     """
-    made = list(made)
-    for number, stage in enumerate(made):
+    stages = list(stages)
+    for number, stage in enumerate(stages):
         if stage.index in names:
             say(f"compiling {stage.title}: {', '.join(names[stage.index])}")
             start = time.perf_counter()
-            made[number], needed = _compiled_stage(stage, names[stage.index])
+            stages[number], needed = _compiled_stage(stage, names[stage.index])
             sizes = ", ".join(f"{name} {size / GIB:.2f}" for name, size in needed.items())
-            say(f"compiled in {time.perf_counter() - start:.0f} s; GiB of each device: {sizes}")
-    return made
+            say(f"compiled in {time.perf_counter() - start:.0f} s; GiB per device: {sizes}")
+    return stages
 
 
 def _compiled_stage(stage: Stage, wanted: list[str]) -> tuple[Stage, dict[str, int]]:
-    """(the stage with compiled programs; name -> bytes of a device)."""
+    """Compile programs -> (the stage with compiled programs; name -> bytes per device)."""
     needed = {}
-    beside = {EVALUATE: shard_bytes(stage.state._replace(params=()))}  # which lies there, but is not read
+    beside = {EVALUATE: shard_bytes(stage.state._replace(params=()))}  # in memory, but not an argument
     for name in wanted:
         program = getattr(stage, FIELDS[name])
         with no_memory(stage.index, name):
@@ -363,14 +366,14 @@ def _compiled_stage(stage: Stage, wanted: list[str]) -> tuple[Stage, dict[str, i
     capacity = (stage.mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
     for name, size in needed.items():
         if capacity and size > capacity:
-            has = f"takes {size / GIB:.2f} GiB of a device that has {capacity / GIB:.2f}"
-            raise UserError(_too_large(stage.index, name, has))
+            problem = f"needs {size / GIB:.2f} GiB, but a device has {capacity / GIB:.2f}"
+            raise UserError(_too_large(stage.index, name, problem))
     return stage, needed
 
 
 @contextlib.contextmanager
 def no_memory(phase: int, name: str) -> Iterator[None]:
-    """Where a program finds no memory: UserError says what makes it smaller."""
+    """Turn a lack of memory in this context into a UserError that says how to use less."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -380,7 +383,7 @@ def no_memory(phase: int, name: str) -> Iterator[None]:
 
 
 def _bytes(compiled: jax.stages.Compiled) -> int:
-    """What a program takes of a device's memory; outputs that reuse an argument's cost nothing."""
+    """Return the device memory of a program in bytes; outputs that alias an argument cost nothing."""
     memory = compiled.memory_analysis()
     return (
         memory.argument_size_in_bytes
@@ -391,7 +394,7 @@ def _bytes(compiled: jax.stages.Compiled) -> int:
     )
 
 
-def _too_large(phase: int, name: str, how: str) -> str:
-    cure = CURES.get(name, CURES[EVALUATE])  # of a checkpoint as of an evaluation
+def _too_large(phase: int, name: str, problem: str) -> str:
+    cure = CURES.get(name, CURES[EVALUATE])  # a checkpoint has the cure of an evaluation
     smaller = f"in another --workdir, a smaller phases.{phase}.batch_size"
-    return f"phase {phase + 1}: its {name} {how}; {cure} or, {smaller}"
+    return f"phase {phase + 1}: the {name} {problem}; {cure} or, {smaller}"

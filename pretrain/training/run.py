@@ -1,4 +1,4 @@
-"""Train a recipe, as a chain of values: its corpora are opened, it is prepared, placed, started and trained."""
+"""Train a recipe: open its corpora, check it, place it on a mesh, start or resume the run, and train."""
 
 import dataclasses
 import itertools
@@ -46,8 +46,8 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
     """Train a recipe in a work directory, from its newest checkpoint if it has one -> exit status.
 
     0: all steps are done.   75 (`signals.EXIT_STOPPED`): stopped by a signal, with a checkpoint.
-    UserError before anything is compiled for whatever the user can put right, before the first step for what does not
-    compile or fit.
+    UserError for mistakes of the user before anything is compiled, and before the first step if a program does not
+    compile or fit into memory.
     """
     with Warnings() as warnings:
         run_directory.check_writable(options.workdir)
@@ -66,10 +66,10 @@ def run_on(
     evaluators: Callable | None = None,
     before: Placed | None = None,
 ) -> tuple[int, Placed]:
-    """The same of what is opened -> (exit status, what the run was placed as).
+    """Train a recipe on opened corpora -> (exit status, the placed recipe).
 
-    evaluators: what evaluates the tasks of a phase in place of `Evaluators`, made as they are.
-    before: what another run in this process was placed as, whose programs are taken where they are the same.
+    evaluators: replaces `Evaluators`, with the same arguments.
+    before: the placed recipe of an earlier run in this process, whose programs are reused if they are the same.
     """
     checked = _checked(recipe, corpora, options)
     _check_memory(checked)
@@ -77,11 +77,11 @@ def run_on(
         placed = before.of(checked)
     else:
         placed = place(checked, options, jax.devices(), device_memory())
-    begun = begun_from(placed, next(iter(corpora.values())), options)
+    initial = begun_from(placed, next(iter(corpora.values())), options)
     doing("tracing the programs")
     trace(placed.stages, (TRAIN, EVALUATE) if evaluators is None else (TRAIN,))
-    with start(placed, corpora, options, begun, warnings, stop or StopRequest(), evaluators) as (whole, first):
-        for line in _said(placed, whole, first):
+    with start(placed, corpora, options, initial, warnings, stop or StopRequest(), evaluators) as (whole, first):
+        for line in _opening_lines(placed, whole, first):
             whole.journal.say(line)
         with sound(corpora.values()):
             state, status = train(whole, first.state, first.phase)
@@ -91,15 +91,15 @@ def run_on(
 
 
 def opened(options: Options) -> dict[str, Corpus]:
-    """The corpora by name, of which each host may have copies of its own, as they were when the run began."""
-    states, found = from_first("--workdir", lambda: run_directory.states(options.workdir)), {}
+    """Open the corpora by name, in the state in which the run began; each host may have its own copies."""
+    states, corpora = from_first("--workdir", lambda: run_directory.states(options.workdir)), {}
 
     def fingerprints() -> str:
-        found.update(open_corpora(options.corpus, states))
-        return written({name: corpus.fingerprint for name, corpus in found.items()})
+        corpora.update(open_corpora(options.corpus, states))
+        return written({name: corpus.fingerprint for name, corpus in corpora.items()})
 
     agree("the fingerprint of --corpus", fingerprints)
-    return {name: found[name] for name in states} if states.keys() == found.keys() else found
+    return {name: corpora[name] for name in states} if states.keys() == corpora.keys() else corpora
 
 
 def _check_splits(corpus: Corpus) -> None:
@@ -109,18 +109,18 @@ def _check_splits(corpus: Corpus) -> None:
 
 
 def _checked(recipe: Recipe, corpora: Mapping[str, Corpus], options: Options) -> Recipe:
-    """The recipe that all processes train, with the corpora's vocabulary, which they have in common."""
+    """Return the recipe with the corpora's vocabulary size, checked, and the same in all processes."""
     resolved = resolve(recipe, next(iter(corpora.values())))
     check_data(resolved, corpora)
-    of_run = {name: value for name, value in dataclasses.asdict(options).items() if name not in OF_A_HOST}
-    agree("the recipe and its options", lambda: flat(json.loads(to_json(resolved))) | of_run)
+    shared = {name: value for name, value in dataclasses.asdict(options).items() if name not in OF_A_HOST}
+    agree("the recipe and its options", lambda: flat(json.loads(to_json(resolved))) | shared)
     if options.extend is None:
         return resolved
     return from_json(from_first("--extend", lambda: to_json(run_directory.longer(options, resolved))))
 
 
 def _check_memory(recipe: Recipe) -> None:
-    """UserError where all devices together have no room for parameters, and gradients of those trained, in float32."""
+    """Raise UserError if the devices together cannot hold the parameters and their gradients in float32."""
     shapes = parameter_shapes(recipe)
     parameters, trained = count(shapes), count(split_frozen(shapes, recipe)[0])
     of_host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // jax.local_device_count()
@@ -128,53 +128,54 @@ def _check_memory(recipe: Recipe) -> None:
     needed = 4 * (parameters + trained) / 2**30
     if needed > available:
         raise UserError(
-            f"model: {parameters:,} parameters with their gradients take {needed:,.0f} GiB, and all devices have "
-            f"{available:,.0f}: lower its sizes, or take more devices"
+            f"model: {parameters:,} parameters and their gradients take {needed:,.0f} GiB, but the devices have only "
+            f"{available:,.0f}; make it smaller, or use more devices"
         )
 
 
-def _said(placed: Placed, run: Run, first: First) -> list[str]:
-    """What the log says before the first step."""
+def _opening_lines(placed: Placed, run: Run, first: First) -> list[str]:
+    """List what the log says before the first step."""
     assembly, mesh, recipe, corpora, options = placed.assembly, run.mesh, run.recipe, run.corpora, run.options
     program = assembly.model.program
-    said = [
+    lines = [
         f"{recipe.name}: {count(first.state.params) / 1e6:.1f}M parameters, {recipe.steps} steps, "
         f"on {mesh.size} x {mesh.devices.flat[0].device_kind} as {mesh_shape(mesh)}, "
         f"{program.dtype}, layers {program.depth}, remat {program.remat}, attention {program.attention}"
     ]
     if options.mesh is None and mesh.size > 1:
-        said.append(reason(mesh_shape(mesh), placed.load))
-    said += why_plain(assembly, options, mesh) + form_of_pattern(assembly)
+        lines.append(reason(mesh_shape(mesh), placed.load))
+    lines += why_plain(assembly, options, mesh) + form_of_pattern(assembly)
     if untrained := sorted(set.intersection(*(set(stage.untrained()) for stage in placed.stages))):
-        said.append(f"nothing trains these, they stay as they begin: {', '.join(untrained)}")
-    said += said_of_data(recipe, corpora, mesh)
+        lines.append(f"no loss depends on these parameters, which keep their initial values: {', '.join(untrained)}")
+    lines += said_of_data(recipe, corpora, mesh)
     corpus = next(iter(corpora.values()))
-    made = tokenizers.load(corpus.tokenizer_path)
-    said += [f"--corpus {corpus.source}: {misfit}" for misfit in misfits(recipe.model, made)]
+    tokenizer = tokenizers.load(corpus.tokenizer_path)
+    lines += [f"--corpus {corpus.source}: {misfit}" for misfit in misfits(recipe.model, tokenizer)]
     for index, (begin, end) in enumerate(itertools.pairwise([0, *boundaries(recipe)])):
         if begin == end:
-            said.append(
-                f"phase {index + 1} has no step: phases.{index}.share={recipe.phases[index].share} of {recipe.steps}"
+            lines.append(
+                f"phase {index + 1} has no steps: phases.{index}.share={recipe.phases[index].share} of {recipe.steps}"
             )
-    said += [first.origin, *filter(None, [first.renewed])]
+    lines += [first.origin, *filter(None, [first.renewed])]
     if first.before and first.before.steps != recipe.steps:
-        said.append(longer_or_shorter(first.before, recipe, int(first.state.step), options.extend))
+        lines.append(longer_or_shorter(first.before, recipe, int(first.state.step), options.extend))
     for corpus in corpora.values():
         if corpus.fingerprint != corpus.manifest["fingerprint"]:
-            parts = f"the {len(corpus.parts)} parts that it began with"
-            said.append(f"--corpus {corpus.source}: has grown; the run goes on with {parts}")
-    return said
+            parts = f"the {len(corpus.parts)} parts that it started with"
+            lines.append(f"--corpus {corpus.source}: has grown; the run continues with {parts}")
+    return lines
 
 
 def longer_or_shorter(before: Recipe, recipe: Recipe, step: int, extend: str | None = None) -> str:
-    """What another number of steps changes."""
-    said, (was, now) = f"steps: {before.steps} -> {recipe.steps}", (phase_at(of, step) + 1 for of in (before, recipe))
+    """Describe what a changed number of steps changes."""
+    change = f"steps: {before.steps} -> {recipe.steps}"
+    was, now = (phase_at(planned, step) + 1 for planned in (before, recipe))
     if was != now and not extend:
-        said += f"; step {step} was of phase {was} and is of phase {now}, which are shares of all steps (see --extend)"
+        change += f"; step {step} moves from phase {was} to phase {now}, as phases are shares of steps (see --extend)"
     old, new = rate_after(before, step), rate_after(recipe, step)
     if extend:
-        return f"{said}; from here {extend}: rate {old:.3g} -> {new:.3g}"
+        return f"{change}; --extend {extend}: learning rate {old:.3g} -> {new:.3g}"
     if old == new:
-        return said
+        return change
     name, _ = schedule_in(recipe, phase_at(recipe, step))
-    return f"{said}; the {name} schedule is evaluated for the new total: rate {old:.3g} -> {new:.3g}"
+    return f"{change}; the {name} schedule is stretched to the new total: learning rate {old:.3g} -> {new:.3g}"

@@ -1,8 +1,8 @@
-"""The one module that owns how a run is stopped: SIGTERM and SIGINT, here or in another of its processes.
+"""Stop a run on SIGTERM or SIGINT to any of its processes; only this module handles signals.
 
-A thread hears them, whatever the main thread does. Before the first step there is nothing to save and the process ends
-at once; from then on all processes stop before the same step: each names the step that it is at, through the key-value
-store of JAX's cluster, and goes no further until it has heard of all.
+A thread receives them, whatever the main thread does. Before the first step there is nothing to save, and the process
+ends at once. Later, all processes stop before the same step: each writes its current step to the key-value store of
+JAX's cluster, and waits until it has read those of all others.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from rich.console import Console
 
 from tpu import cluster
 
-EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command goes on from the last checkpoint
+EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes from the last checkpoint
 
 _HANDLED = (signal.SIGTERM, signal.SIGINT)
-_POLL_SECONDS = 0.5  # between two looks at what other processes say
-_SAME_SECONDS = 1  # in which a signal that comes again is the same one, as from two programs that pass it on
+_POLL_SECONDS = 0.5  # between two reads of other processes' notices
+_SAME_SECONDS = 1  # a signal repeated within it counts once, as when two programs pass it on
 
 
 class StopRequest:
@@ -30,22 +30,22 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: str | None = None
-        self._step: int | None = None  # the one at hand
+        self._step: int | None = None  # the current step
         self._before: int | None = None
-        self._lock = threading.Lock()  # held while the processes settle on a step
+        self._lock = threading.Lock()  # held while the processes agree on a step
         self.heard, self._settled, self.over = threading.Event(), threading.Event(), threading.Event()
 
     def reached(self, step: int) -> bool:
-        """Whether to stop before this step; every process of a run asks at every step."""
+        """Return whether to stop before this step; every process of a run calls this at every step."""
         with self._lock:
             self._step = step
-        if self.heard.is_set():  # the main thread may have known it first
+        if self.heard.is_set():  # the signal may reach the main thread first
             self._settled.wait()
         with self._lock:
             return self._before is not None and step >= self._before
 
     def settle(self, name: str) -> None:
-        """Stop all processes before the same step, at once if one of them has not begun its first."""
+        """Make all processes stop before the same step, or at once if one has not started its first step."""
         with self._lock:
             steps = [self._step]
             if cluster.several():
@@ -55,30 +55,30 @@ class StopRequest:
                 return
             if None in steps:
                 if cluster.is_first():
-                    print(f"{name}: before the first step, so nothing is to be saved; the same command goes on")
+                    print(f"{name}: stopped before the first step, so nothing was saved; the same command resumes")
                 cluster.leave(EXIT_STOPPED)
             self.signal, self._before = name, max(steps) + 1
         self._settled.set()
 
     def _steps_of_all(self) -> list[int | None]:
-        """The step at hand in each process; of those that spoke, where the run is over before all have."""
-        while len(said := cluster.notices("stop")) < cluster.size() and not self.over.is_set():
+        """Wait for the current step of every process; return those received if the run ends first."""
+        while len(notices := cluster.notices("stop")) < cluster.size() and not self.over.is_set():
             cluster.end_with_others()
             time.sleep(0.05)
-        steps = [text.split()[1] for text in said.values()]
+        steps = [text.split()[1] for text in notices.values()]
         return [None if step == "None" else int(step) for step in steps]
 
 
 @contextlib.contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """While the context lasts, signals set the request that it yields; then the old handlers are back.
+    """Let signals set the yielded request; on exit the old handlers are restored.
 
-    To be entered in the main thread, before `cluster.join`.
+    Enter this in the main thread, before `cluster.join`.
     """
     request = StopRequest()
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    # Where the interpreter writes the numbers of signals; from before the first is heard, which the watcher must read.
+    # The interpreter writes the numbers of signals there; set it before the handlers, so that the watcher misses none.
     old_writer = signal.set_wakeup_fd(writer)
     old = {handled: signal.signal(handled, lambda number, frame: request.heard.set()) for handled in _HANDLED}
     watcher = threading.Thread(target=_watch, args=(request, reader), daemon=True)
@@ -96,8 +96,8 @@ def stop_request() -> Iterator[StopRequest]:
 
 
 def _watch(request: StopRequest, reader: int) -> None:
-    """Until the other end of the pipe is closed."""
-    heard_at = None  # by this process; another may have had its signal long before
+    """Handle signals until the other end of the pipe is closed."""
+    heard_at = None  # in this process; another may have received it long before
     while True:
         numbers = os.read(reader, 64) if select.select([reader], [], [], _POLL_SECONDS)[0] else None
         if numbers == b"":
@@ -109,22 +109,22 @@ def _watch(request: StopRequest, reader: int) -> None:
                 os._exit(128 + number)
             if request.signal is None:
                 _unless_alone(request.settle, signal.Signals(number).name)
-            heard_at = heard_at or time.monotonic()  # what came while they settled is read now
+            heard_at = heard_at or time.monotonic()  # set after settling: signals sent meanwhile are read now
         if numbers is None and cluster.several():
-            _unless_alone(_look_around, request)
+            _unless_alone(_check_notices, request)
 
 
 def _unless_alone(act: Callable[..., None], *arguments) -> None:
-    """Where the others cannot be reached any more, JAX ends this process."""
+    """Call `act`; ignore unreachable other processes, for which JAX ends this process."""
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         act(*arguments)
 
 
-def _look_around(request: StopRequest) -> None:
-    """Hear what the other processes say."""
+def _check_notices(request: StopRequest) -> None:
+    """Act on the notices of other processes."""
     if cluster.notices("ended"):
-        # The main thread may be about to say why by itself. The first process goes after twice that time.
+        # Leave the main thread time to report why. The first process leaves after twice that time.
         time.sleep(cluster.FAREWELL_SECONDS / 2)
         cluster.end_with_others()
-    if request.signal is None and (said := cluster.notices("stop")):
-        request.settle(next(iter(said.values())).split()[0])
+    if request.signal is None and (notices := cluster.notices("stop")):
+        request.settle(next(iter(notices.values())).split()[0])

@@ -1,9 +1,9 @@
-"""Tables of which a step touches only the rows that its batch reads: those whose `Parameter` names `ids`.
+"""Train large embedding tables by touching only the rows that a batch reads: tables whose `Parameter` has `ids`.
 
-The rows are gathered, with their moments, before the step and put back after it, in place where the state is donated;
-gradient, norm, decay and update are of them alone, so that a step takes as long for a million rows as for ten thousand.
-Adagrad is what it is with a dense gradient. Adam is lazy, as torch.optim.SparseAdam is: the moments of a row that no
-batch reads do not decay, and it does not move. Weight decay acts on a row as often as it is read.
+The rows and their optimizer state are gathered before the step and scattered back after it, in place if the state is
+donated. Gradient, norm, decay and update cover only these rows, so that a step takes as long for a million rows as for
+ten thousand. Adagrad is the same as with a dense gradient. Adam is lazy, like torch.optim.SparseAdam: a row that the
+batch does not read keeps its value and its moments. Weight decay acts on a row whenever it is read.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ from pretrain.objectives.objective import Batch
 @partial(jax.tree_util.register_dataclass, data_fields=("ids", "rows"), meta_fields=("size",))
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Some rows of a table f[size, ...], in its place where a model reads it: `rows[ids]` is `table[ids]`.
+    """Some rows of a table f[size, ...], which a model reads in place of the table: `rows[ids]` is `table[ids]`.
 
-    ids: i32[n], which ones, ascending; numbers from `size` on are of no row.   rows: f[n, ...].
+    ids: i32[n], indices of the rows, ascending; values of `size` or more mean no row.   rows: f[n, ...].
     """
 
     ids: Array
@@ -35,23 +35,24 @@ class Rows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The table's."""
+        """Shape of the table."""
         return (self.size, *self.rows.shape[1:])
 
     def __getitem__(self, ids: Array) -> Array:
-        """Of i[...] those rows f[..., ...]; NaN for one that is not here: no array of the batch had its number."""
+        """Look up rows i[...] -> f[..., ...]; NaN for a row that was not gathered, as no array of the batch names
+        it."""
         ids = _counted(ids, self.size)
         place = jnp.searchsorted(self.ids, ids)
-        here = self.ids.at[place].get(mode="fill", fill_value=-1) == ids
-        place = jnp.where(here, place, len(self.ids))
+        present = self.ids.at[place].get(mode="fill", fill_value=-1) == ids
+        place = jnp.where(present, place, len(self.ids))
         return self.rows.at[place].get(mode="fill", fill_value=jnp.nan)
 
 
 class Read(NamedTuple):
-    """What a batch reads of a train state.
+    """The part of a train state that a batch reads.
 
-    state: (parameters, the optimiser's state), whole.   paths: the same, each leaf the path of the parameter that it
-    is of, '' for none.   ids: path of a sparse table -> i32[n] as in `Rows`.
+    state: (parameters, optimizer state), complete.   paths: the same tree, with each leaf the path of its parameter, or
+    ''.   ids: path of a sparse table -> i32[n] as in `Rows`.
     """
 
     state: tuple[Params, optax.OptState]
@@ -59,7 +60,7 @@ class Read(NamedTuple):
     ids: Mapping[str, Array]
 
     def gathered(self) -> tuple[Params, optax.OptState]:
-        """The state with the rows f[n, ...] that are read in place of tables and their moments."""
+        """Replace tables and their moments by the rows f[n, ...] that are read."""
 
         def gather(whole: Array, path: str) -> Array:
             if path not in self.ids:
@@ -70,13 +71,13 @@ class Read(NamedTuple):
         return jax.tree.map(gather, self.state, self.paths)
 
     def in_tables(self, params: Params) -> Params:
-        """Gathered parameters as a model reads them."""
+        """Wrap gathered parameters in `Rows`, as a model reads them."""
         sizes = {path: len(whole) for path, whole in leaves(self.state[0])}
         flat = leaves(params)
         return nest({path: Rows(self.ids[path], x, sizes[path]) if path in self.ids else x for path, x in flat})
 
     def put_back(self, state: tuple[Params, optax.OptState]) -> tuple[Params, optax.OptState]:
-        """The whole state with these rows, as `gathered` gave them."""
+        """Scatter rows, shaped like those of `gathered`, back into the complete state."""
 
         def scatter(new: Array, whole: Array, path: str) -> Array:
             if path not in self.ids:
@@ -94,7 +95,7 @@ def rows_read(
     params: Params,
     opt_state: optax.OptState,
 ) -> Read:
-    """Of the whole batch, whatever microbatches it is cut into.   table: of parameters, which the phase may freeze."""
+    """Find the rows that the whole batch reads, over all microbatches.   table: parameters, some maybe frozen."""
     flat = dict(leaves(params))
     ids = {row.path: _ids(row, batch, len(flat[row.path])) for row in table if row.ids and row.path in flat}
     paths = nest({path: path for path in flat})
@@ -105,8 +106,8 @@ def rows_read(
 
 
 def _ids(parameter: Parameter, batch: Batch, size: int) -> Array:
-    """i32[n] as in `Rows`, n as many as the batch has or, where that is less, the table."""
-    none = jnp.full(1, size)  # so that there is an id where the batch has none of the arrays
+    """Compute `Rows.ids` i32[n]; n is the number of ids in the batch, but at most the table's size."""
+    none = jnp.full(1, size)  # one id even if the batch has none of the arrays
     found = [none, *(_counted(batch[name], size).ravel() for name in parameter.ids if name in batch)]
     found = constrain(jnp.concatenate(found), None)
     ids = jnp.unique(found, size=min(len(found), size), fill_value=size)
@@ -114,6 +115,6 @@ def _ids(parameter: Parameter, batch: Batch, size: int) -> Array:
 
 
 def _counted(ids: Array, size: int) -> Array:
-    """Rows of a table as `table[ids]` takes them: from its end where negative, its first or last for one beyond."""
+    """Normalize indices like `table[ids]`: negative ones count from the end, others are clipped to the table."""
     ids = jnp.asarray(ids).astype(jnp.int32)
     return jnp.clip(jnp.where(ids < 0, ids + size, ids), 0, size - 1)

@@ -1,6 +1,6 @@
-"""What a run begins with: its work directory, checkpoints and journal, and the state to train from.
+"""Start or resume a run: open its work directory, checkpoints and journal, and make or restore the train state.
 
---init-from and teachers name weights to begin with: a Hugging Face folder or another run's work directory.
+Initial weights (--init-from, teachers) are read from a Hugging Face folder or another run's work directory.
 """
 
 import re
@@ -38,15 +38,15 @@ INIT_FROM = "--init-from"
 
 
 class Begun(NamedTuple):
-    """What a new run begins with, in this host's memory.   weights: None for random ones.   teachers: by name, {} where
-    there are none or the work directory has them."""
+    """Initial weights of a run, in this host's memory.   weights: None for random ones.   teachers: by name; {} without
+    teachers or on resume."""
 
     weights: Params | None
     teachers: Params
 
 
 class Run(NamedTuple):
-    """What stays the same while a run lasts.   evaluations: step -> `losses`, of all so far.   evaluators: as of
+    """Everything of a run but its state.   evaluations: step -> `losses` of each evaluation so far.   evaluators: see
     `run_on`."""
 
     recipe: Recipe
@@ -64,8 +64,9 @@ class Run(NamedTuple):
 
 
 class First(NamedTuple):
-    """What it begins or goes on with.   phase: that the state is of.   before: the recipe that the work directory had.
-    origin: where the state comes from, in words.   renewed: what has another version than at the last start, in words.
+    """The state to train from.   phase: that the state belongs to.   before: former recipe of the work directory, if
+    any.
+    origin: log line on where the state comes from.   renewed: log line on versions that differ from the last start.
     """
 
     state: TrainState
@@ -80,12 +81,13 @@ def start(
     placed: Placed,
     corpora: Mapping[str, Corpus],
     options: Options,
-    begun: Begun,
+    initial: Begun,
     warnings: Warnings,
     stop: StopRequest,
     evaluators: Callable | None = None,
 ) -> Iterator[tuple[Run, First]]:
-    """In the work directory, which no other run of this machine uses in the context."""
+    """Open the work directory, which no other run on this machine may use in this context, and yield the run and its
+    first state."""
     directory, recipe = RunDirectory(options.workdir), placed.assembly.recipe
     versions_before = directory.read_run().get("versions") if is_file(directory.run) else None
     renewed = changed(versions_before, versions()) if versions_before else None
@@ -94,21 +96,22 @@ def start(
         evaluations: dict[int, dict[str, float]] = {}
         bests = lambda steps: best(recipe, evaluations, steps).values() if options.keep_best else ()
         with closing(Checkpoints(directory.checkpoints, options.keep, options.keep_every, bests)) as checkpoints:
-            state, phase, frozen, origin = _first_state(placed, before or recipe, directory, checkpoints, begun)
-            written = (directory, int(state.step), recipe.steps, options.track)
-            journal = open_journal(*written) if is_first() else Journal()  # the first process writes for all
+            state, phase, frozen, origin = _first_state(placed, before or recipe, directory, checkpoints, initial)
+            arguments = (directory, int(state.step), recipe.steps, options.track)
+            journal = open_journal(*arguments) if is_first() else Journal()  # the first process writes for all
             with closing(journal), warnings.going_to(journal):
                 evaluations.update(from_first("evaluations", lambda: _measured(recipe, directory)))
-                of = (recipe, corpora, options, directory, checkpoints, journal, placed.mesh, frozen, placed.stages)
-                yield Run(*of, evaluations, stop, evaluators), First(state, phase, before, origin, renewed)
+                fixed = (recipe, corpora, options, directory, checkpoints, journal, placed.mesh, frozen, placed.stages)
+                yield Run(*fixed, evaluations, stop, evaluators), First(state, phase, before, origin, renewed)
 
 
 def _measured(recipe: Recipe, directory: RunDirectory) -> list[tuple[int, dict[str, float]]]:
+    """Read (step, losses) of the evaluations so far."""
     return [(figures["step"], losses(recipe, figures)) for figures in read_metrics(directory, "eval")]
 
 
 def begun_from(placed: Placed, corpus: Corpus, options: Options) -> Begun:
-    """What --init-from and the recipe's teachers name, unless the work directory has checkpoints to go on from."""
+    """Load the weights of --init-from and of the recipe's teachers, unless the work directory has checkpoints."""
     recipe, shapes = placed.assembly.recipe, parameter_shapes(placed.assembly.recipe)
     source, heads_anew = from_first(INIT_FROM, lambda: _init_from(RunDirectory(options.workdir), options))
     resumes = from_first("teachers", lambda: bool(RunDirectory(options.workdir).checkpoint_steps()))
@@ -119,11 +122,11 @@ def begun_from(placed: Placed, corpus: Corpus, options: Options) -> Begun:
     def load() -> Begun:
         weights, teachers = None, {}
         if source is not None:
-            wanted = {name: of for name, of in shapes.items() if name != TEACHERS}
+            wanted = {name: part for name, part in shapes.items() if name != TEACHERS}
             weights = load_weights(INIT_FROM, source, recipe.model, wanted, corpus, random if heads_anew else None)
-        for index, one in enumerate(() if resumes else recipe.teachers):
-            setting, wanted = f"teachers.{index}.source", shapes[TEACHERS][one.name]
-            teachers[one.name] = load_weights(setting, one.source, one.model, wanted, corpus)
+        for index, teacher in enumerate(() if resumes else recipe.teachers):
+            setting, wanted = f"teachers.{index}.source", shapes[TEACHERS][teacher.name]
+            teachers[teacher.name] = load_weights(setting, teacher.source, teacher.model, wanted, corpus)
         return Begun(weights, {TEACHERS: teachers} if teachers else {})
 
     loaded: list[Begun] = []
@@ -132,24 +135,24 @@ def begun_from(placed: Placed, corpus: Corpus, options: Options) -> Begun:
 
 
 def _init_from(directory: RunDirectory, options: Options) -> tuple[str | None, bool]:
-    """(what --init-from names, or None; whether heads that it lacks start anew)."""
+    """Return (source of --init-from or None, whether missing heads start from random weights)."""
     if directory.checkpoint_steps():
         return None, False
-    given = options.init_from, options.init_heads_anew
+    chosen = options.init_from, options.init_heads_anew
     if is_file(directory.recipe):  # killed before its first checkpoint
         about = directory.read_run()
         source, anew = about["init_from"], about.get("init_heads_anew", False)
-        return (source, anew) if given[0] in (None, source) else given
-    return given
+        return (source, anew) if chosen[0] in (None, source) else chosen
+    return chosen
 
 
-@busy("making or restoring the state")
+@busy("initializing or restoring the train state")
 def _first_state(
-    placed: Placed, before: Recipe, directory: RunDirectory, checkpoints: Checkpoints, begun: Begun
+    placed: Placed, before: Recipe, directory: RunDirectory, checkpoints: Checkpoints, initial: Begun
 ) -> tuple[TrainState, int, Params, str]:
-    """(state, the phase that it is of, frozen parameters, where they come from).
+    """Return (state, its phase, frozen parameters, log line on where they come from).
 
-    before: the recipe, with the steps that it had so far: another number moves the phases.
+    before: the recipe with its former number of steps, which determines the phases of checkpoints.
     """
 
     def phase(step: int) -> int:
@@ -167,9 +170,9 @@ def _first_state(
         return initial_state(assembly, params | teachers)
 
     first = jax.jit(make, out_shardings=shardings((first_stage.state, first_stage.frozen)))
-    weights = None if begun.weights is None else place_parameters(begun.weights, first_stage)
+    weights = None if initial.weights is None else place_parameters(initial.weights, first_stage)
     key = jax.random.key(assembly.recipe.seed)
-    state, frozen = first(key, weights, place_parameters(begun.teachers, first_stage))
+    state, frozen = first(key, weights, place_parameters(initial.teachers, first_stage))
     save_frozen(directory.frozen, frozen)
     return state, 0, frozen, "starting from random weights" if weights is None else "starting from --init-from"
 
@@ -177,11 +180,10 @@ def _first_state(
 def load_weights(
     setting: str, source: str, config, shapes: Params, corpus: Corpus, start: Callable[[], Params] | None = None
 ) -> Params:
-    """Parameters for a config in this host's memory, a nested dict of NumPy arrays like `shapes`.
+    """Load parameters for a config into this host's memory, a nested dict of NumPy arrays like `shapes`.
 
-    setting: that names the source, with which an error begins.
-    start: gives random parameters for heads that the source lacks; without it, that is an error.
-    UserError when the source has another model or vocabulary.
+    setting: name of the source in errors.   start: makes random parameters, for heads that the source lacks; None makes
+    a missing head an error.   UserError if the source has another model or vocabulary.
     """
     directory = RunDirectory(source)
     try:
@@ -190,25 +192,25 @@ def load_weights(
         with local_folder(directory.path) as folder:
             return load(folder, config, shapes, corpus.tokenizer_path, start)
     except UserError as error:
-        said = str(error)
-        if setting != INIT_FROM:  # a teacher's model has no heads of its own to train
-            said = re.sub(f"(, or|;) {ANEW}$", "", said).replace(
-                "--model.", f"--{setting.removesuffix('source')}model."
-            )
-        raise UserError(f"{setting} {said}") from None
+        message = str(error)
+        if setting != INIT_FROM:  # the heads of a teacher cannot start from random weights
+            message = re.sub(f"(, or|;) {ANEW}$", "", message)
+            message = message.replace("--model.", f"--{setting.removesuffix('source')}model.")
+        raise UserError(f"{setting} {message}") from None
 
 
 def _of_run(directory: RunDirectory, config, shapes: Params, corpus: Corpus, start) -> Params:
+    """Load the parameters from another run."""
     source, recipe = str(directory.path), directory.read_recipe()
     check_same(source, recipe.model, config)
-    wanted, there = dict(leaves(shapes)), {row.path for row in table_of(recipe.model, asked(recipe))}
-    begun = {path: name for path, name in counterparts(recipe.model, config).items() if path in wanted}
-    lacking = [path for path in wanted if begun.get(path) not in there]
-    check_heads(source, lacking, there - set(begun.values()), anew=start is not None)
+    wanted, stored = dict(leaves(shapes)), {row.path for row in table_of(recipe.model, asked(recipe))}
+    names = {path: name for path, name in counterparts(recipe.model, config).items() if path in wanted}
+    lacking = [path for path in wanted if names.get(path) not in stored]
+    check_heads(source, lacking, stored - set(names.values()), anew=start is not None)
     with local_folder(directory.tokenizer) as tokenizer:
         check_vocabulary(tokenizer, corpus.tokenizer_path, recipe.model, config)
     restored = restore(directory, mesh=host_mesh())
     trained = jax.device_get(dict(leaves(restored.whole)))
-    found = to_target(source, trained, recipe.model, config)
+    converted = to_target(source, trained, recipe.model, config)
     params = dict(leaves(start())) if start else {}
-    return jax.device_get(nest(params | {path: array for path, array in found.items() if path in wanted}))
+    return jax.device_get(nest(params | {path: array for path, array in converted.items() if path in wanted}))

@@ -1,4 +1,4 @@
-"""The train step and the evaluation step, of which each task of a phase has one: what a run computes with."""
+"""The train step and the evaluation step of a task, and the FLOPs of the train step."""
 
 import functools
 from collections.abc import Callable, Collection, Mapping
@@ -46,7 +46,7 @@ from tpu.rules import is_axes
 
 
 class Metrics(NamedTuple):
-    """What one step says of itself: the loss, the sums of its terms, the objective's counts, norms, the rate."""
+    """Metrics of one step: loss, sums of its terms, the objective's counts, gradient norm, learning rate, skips."""
 
     loss: Array
     sums: Sums
@@ -57,20 +57,20 @@ class Metrics(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a step is given of its recipe beside the batch, so that one program serves all seeds, rates and lengths of
-    run.   seed: u32[]."""
+    """Inputs of a train step that come from the recipe, so that one program serves all seeds, learning rates and
+    numbers of steps.   seed: u32[]."""
 
     seed: Array
     rate: Numbers
 
 
 def given_in(recipe: Recipe, index: int) -> Given:
-    """In a phase."""
+    """Return these inputs for a phase."""
     return Given(np.uint32(recipe.seed), schedule_in(recipe, index)[1])
 
 
 def initial_state(assembly: Assembly, params: Params, phase: int = 0) -> tuple[TrainState, Params]:
-    """(state before the first step of a phase, frozen parameters)."""
+    """Return (state before the first step of a phase, frozen parameters)."""
     trained, frozen = split_frozen(params, assembly.recipe)
     carry, _ = initial_carry(assembly, phase)
     return TrainState(
@@ -79,7 +79,7 @@ def initial_state(assembly: Assembly, params: Params, phase: int = 0) -> tuple[T
 
 
 def first_moments(assembly: Assembly, params: Params, phase: int) -> optax.OptState:
-    """The optimiser's state before a phase in which what is trained, or by what, is new."""
+    """Make the optimizer state for a phase with other trained parameters or another optimizer."""
     return transformation_in(assembly, phase).init(split(params, frozen_in(assembly.recipe, phase))[0])
 
 
@@ -91,23 +91,22 @@ def train_step(
     task: Task | None = None,
     untrained: Callable[[], Collection[str]] = tuple,
 ) -> Callable[[TrainState, Params, Batch, Given], tuple[TrainState, Metrics]]:
-    """The step of a task, of its phase's only one unless given: (state, frozen parameters, global batch, what is given)
-    -> (state, metrics), to be jitted.
+    """Return a task's train step, to be jitted: (state, frozen parameters, global batch, given) -> (state, metrics).
 
-    microbatches: the batch is cut into so many equal parts, whose gradients add up; saves memory, changes rounding.
-    untrained: () -> paths of parameters that no loss of the phase reads; they stay as they are, without decay. What
-    only another task reads has a gradient of zero here, as in the mean of their losses by their rates.
+    task: by default the phase's only one.   microbatches: number of equal parts of the batch whose gradients are
+    accumulated; saves memory and changes only rounding.   untrained: () -> paths of parameters that no loss of the
+    phase reads; they never change, not even by decay. Parameters that only other tasks read have a gradient of 0 here.
     """
     recipe, model, optimizer = assembly.recipe, assembly.model, transformation_in(assembly, phase)
-    here, task = recipe.phases[phase], task or tasks_of(recipe, recipe.phases[phase])[0]
+    this_phase, task = recipe.phases[phase], task or tasks_of(recipe, recipe.phases[phase])[0]
     objective, (schedule, _) = task.objective, schedule_in(recipe, phase)
-    held_here, limit = frozen_in(recipe, phase), optimizer_in(recipe, phase).clip
+    frozen_paths, limit = frozen_in(recipe, phase), optimizer_in(recipe, phase).clip
 
     def step(state: TrainState, frozen: Params, batch: Batch, given: Given) -> tuple[TrainState, Metrics]:
         weights = objective.weights(batch)
         factors = _factors(objective.coefficients(state.step), weights)
         keys = row_keys(given.seed, state.step, jnp.arange(batch_rows(batch)))
-        moving, held = split(state.params, held_here)
+        moving, held = split(state.params, frozen_paths)
         read = rows_read(assembly.table, batch, optimizer, moving, state.opt_state)
         trained, moments = read.gathered()
 
@@ -119,14 +118,14 @@ def train_step(
 
         gradient = jax.value_and_grad(loss, has_aux=True)
         (total, (terms, carry, counts)), gradients = accumulate(
-            gradient, trained, (batch, keys), of_task(here, task, state.carry), carry_axes, microbatches
+            gradient, trained, (batch, keys), of_task(this_phase, task, state.carry), carry_axes, microbatches
         )
-        gradients = _without_layers(gradients, held_here)
+        gradients = _without_layers(gradients, frozen_paths)
         norm = optax.global_norm(gradients)
         rate = learning_rate(schedule, given.rate, state.step)
         finite = jnp.isfinite(total) & jnp.isfinite(norm)
         updates, moments = optimizer.update(clip(gradients, norm, limit), moments, trained, finite=finite)
-        params = _moved(trained, _without_layers(updates, held_here), rate, untrained())
+        params = _moved(trained, _without_layers(updates, frozen_paths), rate, untrained())
 
         def keep(new, old):
             return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
@@ -136,7 +135,7 @@ def train_step(
         new = TrainState(
             state.step + 1,
             *read.put_back((keep(params, trained), moments)),
-            keep(state.carry | {task.name: carry} if here.tasks else carry, state.carry),
+            keep(state.carry | {task.name: carry} if this_phase.tasks else carry, state.carry),
             skipped,
         )
         new = new._replace(params=merge(new.params, held))
@@ -146,21 +145,21 @@ def train_step(
 
 
 def _factors(coefficients: Mapping[str, Any], weights: Mapping[str, Array]) -> dict[str, Array]:
-    """Term -> what its sum is multiplied with: c_k / W_k, 0 where nothing of it is in the batch."""
+    """Compute the factor of each term's sum: c_k / W_k, or 0 if the batch has nothing of that term."""
     return {
         term: jnp.where(weights[term] > 0, factor / jnp.maximum(weights[term], 1e-30), 0.0)
         for term, factor in coefficients.items()
     }
 
 
-def _moved(params: Params, updates: Params, rate: Array, still: Collection[str]) -> Params:
-    """Parameters after an update; those of the paths in `still` stay as they are."""
-    by = dict(leaves(updates))
-    return nest({path: p if path in still else p - rate * by[path] for path, p in leaves(params)})
+def _moved(params: Params, updates: Params, rate: Array, unchanged: Collection[str]) -> Params:
+    """Apply an update, except to the paths in `unchanged`."""
+    flat = dict(leaves(updates))
+    return nest({path: p if path in unchanged else p - rate * flat[path] for path, p in leaves(params)})
 
 
 def _without_layers(updates: Params, frozen: Collection[str]) -> Params:
-    """Gradients or updates with zeros where layers are frozen."""
+    """Set gradients or updates of frozen layers to 0."""
     flat = dict(leaves(updates))
     for path, leaf in flat.items():
         for layers in frozen_layers(path, frozen):
@@ -169,17 +168,18 @@ def _without_layers(updates: Params, frozen: Collection[str]) -> Params:
 
 
 def accumulate(gradient: Callable, params: Params, rows, carry, carry_axes, microbatches: int):
-    """gradient(params, *rows, carry) summed over microbatches.
+    """Sum gradient(params, *rows, carry) over microbatches.
 
-    rows: arrays [batch, ...]. A carry leaf with a 'batch' axis is cut like the rows; any other passes from one
+    rows: arrays [batch, ...]. A carry leaf with a 'batch' axis is split like the rows; any other is passed from one
     microbatch to the next.
     """
     if microbatches == 1:
         return gradient(params, *rows, carry)
 
     def in_rows(change: Callable, *carries):
-        """A carry whose leaves with rows are change(their axis, leaves of the carries), others those of the last."""
-        leaf = lambda axes, *of: change(axes.index("batch"), *of) if "batch" in axes else of[-1]
+        """Map leaves with rows by change(their axis, leaves of the carries), and take other leaves of the last
+        carry."""
+        leaf = lambda axes, *values: change(axes.index("batch"), *values) if "batch" in axes else values[-1]
         return jax.tree.map(leaf, carry_axes, *carries, is_leaf=is_axes)
 
     def one(cut, number, part):
@@ -201,14 +201,14 @@ def accumulate(gradient: Callable, params: Params, rows, carry, carry_axes, micr
 
 
 def _cut(x: Array, axis: int, parts: int) -> Array:
-    """[.., batch, ..] -> [parts, .., batch / parts, ..]; every part takes each parts-th row, so that the rows of
-    one device stay on it."""
+    """Split [.., batch, ..] -> [parts, .., batch / parts, ..]; each part takes every parts-th row, so that rows stay on
+    their device."""
     shape = (*x.shape[:axis], x.shape[axis] // parts, parts, *x.shape[axis + 1 :])
     return jnp.moveaxis(x.reshape(shape), axis + 1, 0)
 
 
 def _joined(x: Array, axis: int) -> Array:
-    """The inverse of `_cut`."""
+    """Invert `_cut`."""
     x = jnp.moveaxis(x, 0, axis + 1)
     return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
 
@@ -216,12 +216,11 @@ def _joined(x: Array, axis: int) -> Array:
 def evaluation_step(
     objective: Objective, model: nn.Module, seed: int, teachers: Mapping[str, nn.Module] = MappingProxyType({})
 ) -> Callable:
-    """(params, frozen, rows of a batch, index, first, carry, trained) -> ((Sums of these rows, the
-    objective's counts but for those that are one an example), these, carry).
+    """Return the evaluation step, to be jitted: (params, frozen, rows, index, first, carry, trained) -> ((Sums of these
+    rows, the objective's summed counts), its counts per example, carry).
 
-    index, first: i32[], the number of the batch in the fixed set and of the first of the rows in it, which key their
-    noise with the seed. No dropout.
-    trained: i32[], how many updates were made.   To be jitted.
+    index, first: i32[], index of the batch in the fixed set and of the first row in it; they key the rows' noise with
+    the seed. There is no dropout.   trained: i32[], number of updates so far.
     """
 
     def step(params: Params, frozen: Params, batch: Batch, index: Array, first: Array, carry, trained: Array):
@@ -235,20 +234,20 @@ def evaluation_step(
 
 
 def bound(params: Params, objective: Objective, teachers: Mapping[str, nn.Module]) -> tuple[Params, dict[str, Bound]]:
-    """(the model's own parameters, each teacher that the objective asks for with its)."""
+    """Return (the model's parameters, teachers that the objective needs with their parameters)."""
     own = merged({name: leaf for name, leaf in params.items() if name != TEACHERS})
     return own, {name: Bound(name, teachers[name], params[TEACHERS][name]) for name in objective.teachers}
 
 
 def batch_rows(batch: Batch) -> int:
-    """Rows of a batch."""
+    """Return the number of rows of a batch."""
     return next(iter(batch.values())).shape[0]
 
 
 def traced_loss(recipe: Recipe, phase: Phase, task: Task) -> ClosedJaxpr:
-    """The program of a task's loss in training: (params, frozen, batch, carry) -> the sum of its terms.
+    """Trace a task's training loss: (params, frozen, batch, carry) -> the sum of its terms.
 
-    It is of no mesh, and attention computes all pairs. Nothing is computed here.
+    The trace has no mesh, and attention computes all pairs. Nothing is computed.
     """
     return _traced_loss(same_programs(recipe), phase, task)
 
@@ -271,22 +270,22 @@ def _traced_loss(recipe: Recipe, phase: Phase, task: Task) -> ClosedJaxpr:
 
 @functools.lru_cache
 def unread(recipe: Recipe, index: int) -> tuple[str, ...]:
-    """Paths of the parameters that no task of a phase reads: no gradient ever reaches them."""
+    """List the paths of parameters that no task of a phase reads, and that no gradient reaches."""
     phase, paths = recipe.phases[index], [path for path, _ in leaves(split_frozen(parameter_shapes(recipe), recipe)[0])]
-    ever: set[str] = set()
+    used: set[str] = set()
     for task in tasks_of(recipe, phase):
         read = partial_eval.dce_jaxpr(traced_loss(recipe, phase, task).jaxpr, [True])[1]
-        ever |= {path for path, is_read in zip(paths, read, strict=False) if is_read}
-    return tuple(path for path in paths if path not in ever)
+        used |= {path for path, is_read in zip(paths, read, strict=False) if is_read}
+    return tuple(path for path in paths if path not in used)
 
 
 @functools.lru_cache
 def model_flops(recipe: Recipe, phase: Phase, task: Task | None = None) -> float:
-    """FLOPs of a task's train step that the model needs, counted in its traced loss: of attention those of the pairs
-    that `Family.seen` says, of relative attention all. The backward pass costs two forward passes, since a product's
-    gradient is two products of its size; a teacher has none.
+    """Count the FLOPs of a task's train step in its traced loss. Attention counts the share of pairs in `Family.seen`,
+    relative attention all pairs. The backward pass costs two forward passes, since the gradient of a product is two
+    products of its size; a teacher has no backward pass.
 
-    task: the phase's only one unless given."""
+    task: by default the phase's only one."""
     traced = traced_loss(recipe, phase, task or tasks_of(recipe, phase)[0])
     taught = {scope(teacher.name): teacher.model for teacher in recipe.teachers}
 
@@ -298,10 +297,10 @@ def model_flops(recipe: Recipe, phase: Phase, task: Task | None = None) -> float
 
 
 def mean_flops(recipe: Recipe) -> float:
-    """`model_flops` of a step, the mean of a run's: all of its phases have one mesh, which is chosen by them. Tasks
-    whose rates only the corpora tell (`Phase.rates`) count alike."""
+    """Average `model_flops` over the steps of a run, to choose its mesh. Tasks whose rates depend on the corpora
+    (`Phase.rates`) count equally."""
     total = 0.0
     for _, phase, task in every_task(recipe):
-        rates = sum(one.rate for one in tasks_of(recipe, phase))
+        rates = sum(other.rate for other in tasks_of(recipe, phase))
         total += phase.share * task.rate / rates * model_flops(recipe, phase, task)
     return total

@@ -114,7 +114,7 @@ def test_a_device_needs_room_for_the_state_beside_whatever_is_done(name, names):
         local_devices=[SimpleNamespace(memory_stats=lambda: memory and {"bytes_limit": memory})]
     )
     room = shard_bytes(stage.train.arguments)
-    with pytest.raises(UserError, match=f"phase 1: its {name} takes .* GiB of a device that has .*phases.0.batch_size"):
+    with pytest.raises(UserError, match=f"phase 1: the {name} needs .* GiB, but a device has .*phases.0.batch_size"):
         compile_phases([stage._replace(mesh=stood_in(room))], {0: names}, print)
     for memory in (3 * room + 2**20, None):
         compile_phases([stage._replace(mesh=stood_in(memory))], {0: names}, print)

@@ -87,7 +87,7 @@ REASONS = [
     (bert(rate=0.1), "tpu", {}, "32, 64 or 128, or set model.attention_dropout=0.1 to 0"),
     (gpt2(), "tpu", {}, None),
     (bert(64), "tpu", {}, "splash does not work here: length=64: choose a multiple of 128"),
-    (bert(depth=1), "tpu", {}, "splash does not work here: the only layer is read at few positions"),
+    (bert(depth=1), "tpu", {}, "splash does not work here: the output of the only layer is needed at few positions"),
     (bert(), "tpu", {"dtype": "float32"}, "splash does not work here: --dtype is float32: use bfloat16"),
     (bert(), "gpu", {}, None),
     (bert(width=24), "gpu", {}, "model.heads=2 in model.width=24 have 12 numbers each: choose a multiple of 8"),
@@ -129,9 +129,9 @@ def test_a_kernel_is_taken_by_itself_where_it_can_run_else_the_run_says_why(reci
     [
         (bert(), "cpu", "splash", "not for bert on cpu; use xla$"),
         (transformer_xl(), "tpu", "splash", "not for transformer-xl on tpu; use xla or relative"),
-        (bert(), "tpu", "nonsense", "^--attention: there is no nonsense; use one of splash, xla$"),
-        (bert(), "tpu", "splash+", "'[+]' joins names of kernels, and '' is none; use xla or splash$"),
-        (sparse(), "tpu", "dense+blocked", "'[+]' joins names of kernels, and 'dense' is none; use xla or pattern$"),
+        (bert(), "tpu", "nonsense", "^--attention: unknown attention nonsense; use one of splash, xla$"),
+        (bert(), "tpu", "splash+", "'' is not a kernel, and '[+]' joins kernels; use xla or splash$"),
+        (sparse(), "tpu", "dense+blocked", "'dense' is not a kernel, and '[+]' joins kernels; use xla or pattern$"),
         (bert(), "tpu", "dense", r"bert has no sparse pattern \(model.pattern.name\); use xla or"),
     ],
 )
@@ -159,7 +159,7 @@ def test_a_generation_without_room_for_a_bias_says_so(tmp_path, monkeypatch):
         program = chosen_program(recipe, options, mesh, "tpu")
         assert program.attention == kernel
         said = why_plain(assemble(recipe, program), options, mesh, "tpu")
-        why = "TPU v4 has no room for a bias of 1024 tokens: choose at most 768"
+        why = "TPU v4 has no room for a bias of 1024 tokens: use at most 768"
         assert said == ([f"attention xla: splash does not work here: {why}"] if kernel == "xla" else [])
 
 
@@ -180,8 +180,8 @@ def test_plain_operations_take_blocks_above_the_crossover_and_the_run_says_so():
         assert plain_form("xla", mask).mix is (dense if length == 80 else blocked)
         assert plain_form("dense", mask).mix is dense and plain_form("blocked", mask).mix is blocked
     assert said == {
-        80: ["attention xla: a sparse pattern in rows of 80 tokens is computed densely, as up to 80"],
-        88: ["attention xla: a sparse pattern in rows of 88 tokens is computed in blocks, as above 80"],
+        80: ["attention xla: the sparse pattern in rows of 80 tokens is computed densely (up to 80)"],
+        88: ["attention xla: the sparse pattern in rows of 88 tokens is computed in blocks (above 80)"],
     }
     assert form_of_pattern(assemble(bert())) == []
 
@@ -232,7 +232,7 @@ def test_an_evaluation_that_the_kernel_cannot_run_is_plain_and_the_run_says_so(t
     program = chosen_program(recipe, options, platform="tpu")
     assembly = assemble(recipe, program)
     said = why_plain(assembly, options, platform="tpu")
-    assert said == ["evaluation takes attention xla: memory=100: choose a multiple of 128"]
+    assert said == ["evaluation uses attention xla: memory=100: choose a multiple of 128"]
     mesh = row_mesh(jax.devices(), [1])
     assert program.attention == "relative"
     assert for_evaluation(assembly, *every_task(recipe)[0][::2], mesh).model.program == dataclasses.replace(

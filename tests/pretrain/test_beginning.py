@@ -54,8 +54,8 @@ def read(request, bert_run, trained, corpus_path, tmp_path):
 def test_positions_are_copied_on_and_the_log_says_so(read, trained, caplog):
     with caplog.at_level(logging.WARNING):
         params = read(LONG, parameter_shapes(LONG))
-    assert [r.getMessage() for r in caplog.records if "copied on" in r.getMessage()][0].endswith(
-        "its 32 positions are copied on to 80"
+    assert [r.getMessage() for r in caplog.records if "are repeated" in r.getMessage()][0].endswith(
+        "its 32 positions are repeated up to 80"
     )
     before, after = dict(leaves(trained)), dict(leaves(params))
     table = before.pop("embeddings/positions")
@@ -68,7 +68,7 @@ def test_another_sparse_pattern_is_said(read, trained, caplog):
     with caplog.at_level(logging.WARNING):
         params = read(sparse, parameter_shapes(sparse))
     assert jax.tree.all(jax.tree.map(np.array_equal, params, trained))
-    said = "its weights go on with another sparse pattern: model.pattern.name is dense there and bigbird here"
+    said = "its weights are used with another sparse pattern: model.pattern.name is dense there and bigbird here"
     assert said in caplog.text and "positions" not in caplog.text
 
 
@@ -86,7 +86,7 @@ def test_tokens_that_follow_a_model_s_begin_as_the_mean_of_the_others(read, trai
     config, corpus = longer
     with caplog.at_level(logging.WARNING):
         params = read(config, parameter_shapes(config), corpus=corpus)
-    assert "2 tokens that it lacks begin as the mean of the others" in caplog.text
+    assert "embeddings of 2 tokens that it lacks start as the mean of the others" in caplog.text
     before, after, size = dict(leaves(trained)), dict(leaves(params)), tiny.BERT.vocab_size
     for path in ("embeddings/tokens", "predictions/bias"):
         kept, table = before.pop(path)[:size], after.pop(path)
@@ -126,7 +126,7 @@ def test_a_longformer_begins_as_the_roberta_that_it_goes_on_from(roberta, caplog
     """With windows of the whole row it computes the same; so do its global tokens, by projections of their own."""
     with caplog.at_level(logging.WARNING):
         params = {config: roberta(config) for config in (ROBERTA, LONGFORMER)}
-    assert "its 16 positions are copied on to 40" in caplog.text
+    assert "its 16 positions are repeated up to 40" in caplog.text
     tokens = np.random.default_rng(0).integers(5, 40, (2, 16)).astype(np.int32)
     segments = (np.arange(16) < np.array([[16], [11]])).astype(np.int32)
     inputs = {"tokens": tokens, "types": np.zeros_like(tokens), "segments": segments}
@@ -155,9 +155,9 @@ def continuing(monkeypatch, name, continues):
 def test_a_family_that_is_not_named_is_refused(roberta, bert_run, corpus_path, monkeypatch):
     for name in ("longformer", "bigbird"):
         continuing(monkeypatch, name, {})
-    with pytest.raises(UserError, match="'roberta' and the recipe's model 'longformer'"):
+    with pytest.raises(UserError, match="'roberta' model, but the recipe's is 'longformer'"):
         roberta(LONGFORMER)
-    with pytest.raises(UserError, match="'bert' and the recipe's model 'bigbird'"):
+    with pytest.raises(UserError, match="'bert' model, but the recipe's is 'bigbird'"):
         load_weights("--init-from", str(bert_run), BIGBIRD, parameter_shapes(BIGBIRD), Corpus(corpus_path))
 
 

@@ -72,7 +72,7 @@ PLAIN = MaskedLanguageModel(layout="packed-sentences", next_sentence=False)
         ("model.window", 4, "model.window=4: must be odd, .* use 3 or 5"),
         ("model.block", 10**6, "model.block=1000000 is longer than a row"),
         ("objective.layout", "segment-pairs", "objective.layout='segment-pairs' has no global tokens: use packed-"),
-        ("objective", PLAIN, "its rows do not suit EtcConfig: global_of is missing; global_segments is missing"),
+        ("objective", PLAIN, "its rows do not fit EtcConfig: global_of is missing; global_segments is missing"),
     ],
 )
 def test_what_cannot_be_is_one_line_before_anything_is_compiled(field, value, said):
@@ -83,4 +83,7 @@ def test_what_cannot_be_is_one_line_before_anything_is_compiled(field, value, sa
 
 def test_the_picture_has_the_global_tokens_beside_the_row(tmp_path, capsys):
     assert main(["pattern", "bigbird-etc-tiny", "--out", str(tmp_path / "pattern.png")]) == 0
-    assert "and 32 global tokens beside the row, which see all and which all see" in capsys.readouterr().out
+    assert (
+        "plus 32 global tokens outside the row that attend to all tokens and that all tokens attend to"
+        in capsys.readouterr().out
+    )

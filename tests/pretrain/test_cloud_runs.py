@@ -147,7 +147,7 @@ def test_a_half_written_checkpoint_does_not_count_and_is_written_again(ten_steps
     assert train(10) == 0
     assert RunDirectory(WORKDIR).checkpoint_steps() == [5, 10] and max(losses(WORKDIR)) == 10
     del ten_steps.objects["bucket", "runs/a/recipe.json"]
-    with pytest.raises(UserError, match="has checkpoints but no recipe.json"):
+    with pytest.raises(UserError, match="is damaged .checkpoints but no recipe.json"):
         train(10)
 
 
@@ -156,7 +156,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(ten_steps,
         if name.startswith("runs/a/checkpoints/10/default/d/") or "/10/default/ocdbt.process_0/d/" in name:
             ten_steps.put("bucket", name, b"damaged")
     assert train(15) == 0
-    assert "checkpoint of step 10 is damaged" in caplog.text and "going on from step 5" in caplog.text
+    assert "checkpoint of step 10 is damaged" in caplog.text and "resuming from step 5" in caplog.text
     assert {"5", "10", "15"} & {folder.name for folder in entries(WORKDIR / "checkpoints")} == {"5", "10", "15"}
     assert any("/10.damaged/" in name for name in ten_steps.names("bucket"))
 
@@ -214,8 +214,8 @@ def test_an_export_to_the_bucket_is_the_export_to_a_disk_and_weights_come_from_b
 def test_what_the_cloud_refuses_is_one_line(bucket, capsys, tmp_path):
     settings = ("run", "bert-tiny", "--corpus", CORPUS, "--workdir")
     assert "--workdir gs://other/run: no such bucket or object" in mistake(capsys, *settings, "gs://other/run")
-    assert "gs://bucket/no is no run" in mistake(capsys, "eval", "gs://bucket/no")
-    assert "gs://bucket/no has no figures" in mistake(capsys, "plot", "gs://bucket/no", "--out", tmp_path / "x.png")
+    assert "gs://bucket/no: is not a run" in mistake(capsys, "eval", "gs://bucket/no")
+    assert "gs://bucket/no: has no metrics" in mistake(capsys, "plot", "gs://bucket/no", "--out", tmp_path / "x.png")
     assert "--out gs://bucket/x.png: give a local path" in mistake(
         capsys, "plot", WORKDIR, "--out", "gs://bucket/x.png"
     )

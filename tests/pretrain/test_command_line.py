@@ -65,14 +65,14 @@ MISTAKES = {
     "unknown field": (["--model.dept", 3], "unknown option --model.dept; did you mean --model.depth"),
     "unknown option": (["--keep-evry", 3], "unknown option --keep-evry; did you mean --keep-every"),
     "no number": (["--steps", "many"], "--steps 'many': give a whole number"),
-    "too large a model": (["--model.width", 2_000_000_000], "parameters with their gradients take 298,0"),
-    "too large a batch": (["--phases.0.batch-size", 2**24], "batch_size=16777216 of length=128: a step has less than"),
+    "too large a model": (["--model.width", 2_000_000_000], "parameters and their gradients take 298,0"),
+    "too large a batch": (["--phases.0.batch-size", 2**24], "batch_size=16777216 of length=128: a step must"),
     "an option of several values twice": (["--frozen", "layers", "--frozen", "pair"], "--frozen: is given twice"),
     "steps": (["--steps", 0], "steps=0: must be at least 1"),
-    "positions": (["--model.positions", 64], "phases.0.length=128 is longer than model.positions=64: lower the one"),
+    "positions": (["--model.positions", 64], "phases.0.length=128: exceeds model.positions=64; lower the length"),
     "length": (["--phases.0.length", 4], "phases.0.length=4: must be at least 8"),
-    "shares": (["--phases.0.share", 0.5], "phases: the shares are [0.5], they must add up to 1"),
-    "batch": (["--microbatches", 3], "batch_size=32 is not a multiple of --microbatches 3 x the 1 parts of the mesh"),
+    "shares": (["--phases.0.share", 0.5], "phases: the shares [0.5] must add up to 1"),
+    "batch": (["--microbatches", 3], "batch_size=32: is not a multiple of --microbatches 3 x the 1 batch shards"),
     "peak": (["--schedule.peak", -1], "schedule.peak=-1.0: must be at least 0"),
     "beyond float32": (["--optimizer.decay", "1e300"], "optimizer.decay=1e+300: must be at least 0 and below 3.4e+38"),
     "no value": (["--mesh", ""], "--mesh: is given no value; give one, or leave it out"),
@@ -80,7 +80,7 @@ MISTAKES = {
     "vocabulary": (["--model.vocab-size", 100], "--model.vocab-size 100: the vocabulary is the corpus's; leave"),
     "process": (["--processes", 2, "--process", 2], "--process 2: must be below --processes 2"),
     "dtype": (["--dtype", "float16"], "--dtype='float16': use one of float32, bfloat16"),
-    "attention": (["--attention", "xls"], "--attention: there is no xls; did you mean xla"),
+    "attention": (["--attention", "xls"], "--attention: unknown attention xls; did you mean xla"),
     "long block": ([*LONGFORMER, "--model.pattern.block", 129], "pattern.block=129 is longer"),
     "dilation": ([*LONGFORMER, "--model.pattern.dilations", 128], "=[128]: 128 reaches beyond a row of 128 tokens"),
     "heads": (["--model.heads", 3], "bert-tiny: model.width=128 is not a multiple of model.heads=3"),
@@ -88,9 +88,9 @@ MISTAKES = {
     "pairs": (["--objective.layout", "packed-sentences"], "objective.layout='packed-sentences' has no pairs"),
     "two labels": (
         ["--objective.sentence-order"],
-        "objective.next_sentence=True and objective.sentence_order=True: a pair has one label; set one of them",
+        "objective.next_sentence=True and objective.sentence_order=True: a pair has only one label; set one of them",
     ),
-    "heads of nothing": (["--init-heads-anew"], "--init-heads-anew: give --init-from"),
+    "heads of nothing": (["--init-heads-anew"], "--init-heads-anew: has no effect without --init-from"),
     "frozen": (["--frozen", "layer"], "frozen: no parameters are below layer; did you mean layers"),
     "init from nowhere": (["--init-from", "no/such/folder"], "--init-from"),
 }  # fmt: skip
@@ -122,7 +122,7 @@ def test_what_is_missing_is_named(corpus_path, tmp_path, capsys):
     assert "--workdir" in mistake(capsys, "run", "bert-tiny", "--corpus", corpus_path)
     assert "--to" in mistake(capsys, "export", "somewhere")
     assert "--out" in mistake(capsys, "plot", "somewhere")
-    assert "name the --workdir of a run or several" in mistake(capsys, "plot", "--out", tmp_path / "x.png")
+    assert "no run is given; name one or more" in mistake(capsys, "plot", "--out", tmp_path / "x.png")
     assert "run" in mistake(capsys, "eval").lower()
     assert not list(tmp_path.iterdir())
 
@@ -188,7 +188,7 @@ def test_a_workdir_that_cannot_be_made_is_one_line(corpus_path, tmp_path, capsys
 def test_reading_what_is_no_run_is_one_line(tmp_path, capsys, nothing_compiles):
     assert "no recipe.json" in mistake(capsys, "eval", tmp_path)
     assert "no recipe.json" in mistake(capsys, "export", tmp_path, "--to", tmp_path / "hf")
-    assert "has no figures to plot" in mistake(capsys, "plot", tmp_path, "--out", tmp_path / "x.png")
+    assert "has no metrics to plot" in mistake(capsys, "plot", tmp_path, "--out", tmp_path / "x.png")
     assert "--examples 0: must be at least 1" in mistake(capsys, "eval", tmp_path, "--examples", 0)
     assert "--steps 0: must be at least 1" in mistake(capsys, "demo", "--folder", tmp_path / "demo", "--steps", 0)
     assert not list(tmp_path.iterdir())

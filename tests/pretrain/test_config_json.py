@@ -43,11 +43,11 @@ def _said(tmp_path, family, **changes):
 @pytest.mark.parametrize(
     ("family", "changes", "said"),
     [
-        ("ctrl", {"layer_norm_epsilon": 0.1}, "layer_norm_epsilon=0.1, which this family does not compute"),
-        ("xlnet", {"bi_data": True}, "bi_data=True, which this family does not compute"),
+        ("ctrl", {"layer_norm_epsilon": 0.1}, "layer_norm_epsilon=0.1, which this family does not support"),
+        ("xlnet", {"bi_data": True}, "bi_data=True, which this family does not support"),
         ("albert", {"inner_group_num": 2}, "config.json has inner_group_num=2, needed is 1"),
         ("albert", {"num_hidden_groups": LACKING}, "config.json lacks num_hidden_groups; add"),  # once, for two fields
-        ("albert", {"position_embedding_type": "relative_key"}, "which this family does not compute"),
+        ("albert", {"position_embedding_type": "relative_key"}, "which this family does not support"),
         ("bigbird", {"attention_type": "other"}, "model.pattern.name='other': use one of"),
         ("gpt", {"afn": "silu"}, "model.activation='silu': use one of .*; give another folder"),
         ("gpt2", {"embd_pdrop": 0.3, "resid_pdrop": 0.0}, "resid_pdrop=0.0 and 0.3 for .* model.dropout"),

@@ -118,7 +118,7 @@ def test_what_is_wrong_with_a_task_is_said_with_its_name(folder):
 def test_targets_follow_the_token_that_the_model_begins_with():
     SPANS.check(tiny.T5, SimpleNamespace(special={"pad": 0}), None)
     with pytest.raises(
-        UserError, match="^corpus c: targets follow its pad token, 3, and the model writes them after 0; "
+        UserError, match="^--corpus c: targets follow its pad token 3, but the model starts them with 0; "
     ):
         SPANS.check(tiny.T5, SimpleNamespace(path="c", special={"pad": 3}), None)
 
@@ -138,7 +138,7 @@ def test_rates_of_tasks_stay_when_a_corpus_has_grown(folder, tmp_path):
     ("rates", "tasks", "said"),
     [
         ("equal", (), "phases.0.rates=equal: needs tasks"),
-        ("equal", (dataclasses.replace(OF_BOTH[0], rate=2.0),), "phases.0.rates=equal: says how often each task comes"),
+        ("equal", (dataclasses.replace(OF_BOTH[0], rate=2.0),), "phases.0.rates=equal: replaces the rate of each task"),
         ("given:1,2", OF_BOTH, "phases.0.rates=given:1,2: 2 rates for spans, prefix, all"),
         ("temperature", OF_BOTH, "phases.0.rates=temperature: too few numbers for temperature; use proportional"),
     ],
@@ -231,7 +231,7 @@ def test_a_run_on_a_mixture_goes_on_as_if_never_interrupted_with_figures_of_each
     assert last["a/rows"] + last["b/rows"] == 10 * 8 and last["a/epochs"] > 0 and "loss" in last
     about = RunDirectory(whole).read_run()
     assert about["corpus"] == text(folder) and about["fingerprint"].startswith(f"a={Corpus(folder / 'a').fingerprint}")
-    with pytest.raises(UserError, match=r"started with other corpora \(a, b\); give these names"):
+    with pytest.raises(UserError, match=r"started with other corpora \(a, b\); use these names"):
         run(recipe, tiny.options(folder / "a", whole))
     with pytest.raises(UserError, match="mixture: smoothed:0.7 -> proportional"):
         run(toys.recipe(steps=10, order=recipe.order), tiny.options(text(folder), whole))
@@ -250,7 +250,7 @@ def test_a_run_goes_on_with_the_parts_that_its_corpus_began_with(corpus_path, tm
     assert run(toys.recipe(steps=5), options) == 0 and "has grown" not in capsys.readouterr().out
     (path / "manifest.json").write_text(json.dumps(grown))
     assert run(toys.recipe(steps=10), options) == 0
-    assert "has grown; the run goes on with the 2 parts that it began with" in capsys.readouterr().out
+    assert "has grown; the run continues with the 2 parts that it started with" in capsys.readouterr().out
     assert RunDirectory(tmp_path / "run").read_run()["fingerprint"] == "2" * 64
     assert len(RunDirectory(tmp_path / "run").open_corpora()[""].parts) == 2
     assert run(toys.recipe(steps=5), tiny.options(path, tmp_path / "other")) == 0

@@ -43,7 +43,9 @@ def test_it_tells_held_out_texts_and_says_so(trained, gpt2_run):
     assert said[0].startswith(
         f"{gpt2_run} at step {run.step}: held-out accuracy 1.0000 ± 0.0000 of 20 texts, 1.0000 of the 60"
     )
-    assert "the commonest label is 0.5000" in said[0] and said[1].startswith("1 texts are longer than the model's 64")
+    assert "always the commonest label: 0.5000" in said[0] and said[1].startswith(
+        "1 texts are longer than the model's 64"
+    )
     found = discriminator.load(folder, run.params)
     assert found.labels == ["ba", "te"] and found.kernel.shape == (32, 2)
     encode = stored.load(gpt2_run / "tokenizer").tokenizer.encode
@@ -58,13 +60,13 @@ def test_it_tells_held_out_texts_and_says_so(trained, gpt2_run):
 def test_one_of_another_model_or_damaged_is_refused(trained, gpt2_run, tmp_path):
     restored = restore(RunDirectory(gpt2_run))
     params = restored.params
-    said = f"reads the states of a model of step {restored.step}, .* give --step {restored.step} if"
+    said = f"was trained on another model at step {restored.step}; give --step {restored.step} if"
     with pytest.raises(UserError, match=said):
         discriminator.load(trained[1], jax.tree.map(lambda leaf: leaf + 1, params))
     with pytest.raises(UserError, match="cannot be read .No such file"):
         discriminator.load(tmp_path, params)
     (tmp_path / discriminator.FILE).write_text('{"labels": ["a"]}')
-    with pytest.raises(UserError, match="is damaged .KeyError.*train it anew"):
+    with pytest.raises(UserError, match="is damaged .KeyError.*train it again"):
         discriminator.load(tmp_path, params)
 
 
@@ -93,13 +95,13 @@ def test_the_step_is_the_one_that_is_asked_for(trained, gpt2_run, tmp_path, caps
 def test_a_folder_with_anything_else_is_not_written_into(trained, gpt2_run, tmp_path, capsys):
     arguments = ["discriminator", str(gpt2_run), "--examples", str(tmp_path / "none"), "--out"]
     assert main([*arguments, str(gpt2_run)]) == 2
-    assert f"--out {gpt2_run}: holds checkpoints, so it is no discriminator" in capsys.readouterr().err
+    assert f"--out {gpt2_run}: holds checkpoints, so it is not a discriminator's" in capsys.readouterr().err
     assert main([*arguments, str(trained[1])]) == 2  # but into an earlier one
     assert "none: cannot be read" in capsys.readouterr().err
     lines = tmp_path / discriminator.FILE
     lines.touch()
     assert main(["discriminator", str(gpt2_run), "--examples", str(lines), "--out", str(tmp_path)]) == 2
-    assert f"--out {lines}: is the file of --examples, which it would replace" in capsys.readouterr().err
+    assert f"--out {lines}: would replace the file of --examples" in capsys.readouterr().err
 
 
 def test_a_bag_has_its_words_of_one_token_as_they_stand_in_a_text(gpt2_run, tmp_path):
@@ -110,10 +112,10 @@ def test_a_bag_has_its_words_of_one_token_as_they_stand_in_a_text(gpt2_run, tmp_
     assert {tokenizer.id_to_token(int(token)) for token in words.nonzero()[0]} == {f"Ġ{word}" for word in whole}
     assert left_out == ["qqqq zzzz"] and len(words) == 384
     (tmp_path / "none.txt").write_text("qqqq\n")
-    with pytest.raises(UserError, match="none of its 1 words is one token of this model"):
+    with pytest.raises(UserError, match="none of its 1 words is a single token of this model"):
         bag(tmp_path / "none.txt", Encoder(tokenizer), 384)
     (tmp_path / "empty.txt").write_text("\n \n")
-    with pytest.raises(UserError, match="empty.txt: holds no word; write one on each line"):
+    with pytest.raises(UserError, match="empty.txt: has no words; write one per line"):
         bag(tmp_path / "empty.txt", Encoder(tokenizer), 384)
 
 
@@ -125,14 +127,14 @@ def test_generate_takes_words_a_label_and_strengths(trained, gpt2_run, tmp_path,
     options = ["--words", str(tmp_path / "words.txt"), "--discriminator", str(trained[1]), "--label", "te"]
     assert main([*arguments, *options, "--steering.step-size", "0.5", "--steering.window", "7"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("left out of --words") and "several tokens: qqqq zzzz\nBa kilo" in out
+    assert out.startswith("--words") and "several tokens and are left out: qqqq zzzz\nBa kilo" in out
     ((aim, strengths),) = given
     assert strengths == Steering(step_size=0.5, window=7) and aim.words.sum() == 1 and aim.discriminator[2] == 1
     mistakes = {
         ("--label", "te"): "--discriminator and --label: give both",
         ("--discriminator", str(trained[1]), "--label", "tte"): "has no label tte; did you mean te?",
         ("--steering.window", "3"): "--steering: has no effect without --words or --discriminator",
-        (*options, "--beams", "2"): "--beams 2: a steered text is drawn or greedy",
+        (*options, "--beams", "2"): "--beams 2: steering works without beam search only",
     }
     monkeypatch.undo()
     for more, said in mistakes.items():

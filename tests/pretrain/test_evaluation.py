@@ -150,7 +150,7 @@ def test_a_loss_between_rows_needs_a_whole_batch(corpus_path, monkeypatch):
 def test_a_split_without_a_row_of_a_phase_is_said(corpus_path, monkeypatch, rowwise):
     monkeypatch.setattr(toys.InBatch, "rowwise", rowwise)
     monkeypatch.setattr(RowExamples, "fixed", lambda *_: iter([]))
-    with pytest.raises(UserError, match="held-out split has no row of phases.0; prepare it with a larger --heldout"):
+    with pytest.raises(UserError, match="held-out split has no rows for phases.0; prepare it with a larger --heldout"):
         toy_evaluator(corpus_path, monkeypatch, toys.InBatch(), 20)
 
 
@@ -241,7 +241,7 @@ def test_eval_prints_what_the_run_measured_beside_the_baseline(uninterrupted, ca
     assert all(f"step {step}" in out for step in (4, 8, 12))
     assert f"{measured['mlm_loss']:.4f}" in out
     assert main(["eval", str(uninterrupted), "--stride", "8"]) == 2
-    assert "--stride 8: bert does not predict next tokens of rows; leave it out" in capsys.readouterr().err
+    assert "--stride 8: bert does not predict next tokens; leave it out" in capsys.readouterr().err
 
 
 def test_plot_writes_a_picture_whole_or_not_at_all(uninterrupted, tmp_path, capsys):

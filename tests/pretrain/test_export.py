@@ -69,7 +69,7 @@ def test_the_config_names_the_tokenizer_s_tokens_and_an_unfit_tokenizer_is_warne
     assert ids == {"wordpiece": {0, None}, "albert": {0, 2, 3}, "xlnet": {5, 1, 2}}[tokenizer]
     expected, fits = expected_of(kind), (tokenizer == "xlnet") == (kind == "xlnet")
     assert (expected.prepare in caplog.text) != fits
-    assert (f"this model is trained on '{expected.pair}'" in caplog.text) != fits
+    assert (f"the model is trained on '{expected.pair}'" in caplog.text) != fits
 
 
 def expected_of(kind):
@@ -81,7 +81,7 @@ def test_a_tokenizer_with_more_token_types_than_the_model_is_refused_before_it_t
     options = {"tokenizer": "sentencepiece-unigram", "vocab_size": 60, "heldout": 0.1, "processes": 1}
     prepare(Prepare((f"text:{source}",), tmp_path / "corpus", **options), Console(file=io.StringIO()))
     corpus = Corpus(tmp_path / "corpus")
-    said = "--corpus .*: its tokenizer gives token types up to 2, which model.types=2 has not; prepare it with"
+    said = "--corpus .*: its tokenizer gives token types up to 2, but model.types=2; prepare it with"
     for recipe in (tiny.bert(), tiny.electra()):
         with pytest.raises(UserError, match=f"{said} --tokenizer wordpiece, or give --model.types 3"):
             resolve(recipe, corpus)
@@ -101,7 +101,7 @@ def test_a_run_says_at_its_start_that_its_export_will_not_fit(corpus_path, tmp_p
     monkeypatch.setattr(runs, "train", lambda run, state, carried: (state, 0))
     runs.run(tiny.xlnet(), tiny.options(corpus_path, tmp_path))
     log = RunDirectory(tmp_path).log.read_text()
-    assert f"--corpus {corpus_path}: the tokenizer writes two texts as 'cls A sep B sep', this model is" in log
+    assert f"--corpus {corpus_path}: the tokenizer encodes a pair as 'cls A sep B sep', but the model is" in log
     assert "prepare the corpus with --tokenizer sentencepiece-unigram --specials xlnet" in log
 
 

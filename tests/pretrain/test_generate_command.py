@@ -64,7 +64,7 @@ def test_devices_of_a_mesh_write_the_steered_texts_of_one(gpt2_run, tmp_path):
     out, err = process.communicate(timeout=400)
     alone, cut, sequence, _ = out.split("#\n")
     assert alone.startswith("== prompt 1") and alone == cut and sequence == ""
-    said = "sequence cuts rows, texts grow token by token; use data, fsdp or tensor"
+    said = "generation cannot shard over sequence; use data, fsdp or tensor"
     assert err == f"error: --mesh sequence=2: {said}\n"
 
 
@@ -107,7 +107,7 @@ def test_where_rows_are_input_and_target_a_prompt_is_the_input_and_its_target_is
     out = printed(capsys, gpt2_run, "--prompt", "the old river")
     assert given == [[*encode(made, ["the old river"])[0], made.special["eod"]]]
     assert out.splitlines() == [
-        "the run's rows are input and target: each prompt is an input, after which its target is written",
+        "the run was trained on inputs and targets: each prompt is an input, and its target is printed",
         "kimo",
     ]
 
@@ -146,8 +146,8 @@ def test_an_exported_folder_writes_what_its_run_does(exported, gpt2_run, capsys,
     for more in ([], ["--sample", "--seed", 3], ["--beams", 2]):
         assert printed(capsys, exported[gpt2_run], *given, *more) == printed(capsys, gpt2_run, *given, *more)
     said = mistake(capsys, exported[gpt2_run], *given, "--step", 4)
-    assert f"--step 4: {exported[gpt2_run]} is a Hugging Face folder, of one step; leave it out" in said
-    assert f"{tmp_path} is no run: it has no recipe.json, and no Hugging Face" in mistake(capsys, tmp_path, *given)
+    assert f"--step 4: {exported[gpt2_run]} is a Hugging Face folder, which has no checkpoints; leave it out" in said
+    assert f"{tmp_path}: is neither a run (no recipe.json) nor a Hugging Face" in mistake(capsys, tmp_path, *given)
     read = open_model(exported[gpt2_run], mesh=named_mesh("data=1", jax.local_devices()))
     assert (read.step, read.recipe, read.objective) == (None, None, None)
 
@@ -175,17 +175,17 @@ def test_a_folder_that_transformers_wrote_is_read_and_exported_in_another_dtype(
 
 def test_what_only_a_run_has_is_missed_in_a_folder_by_eval(exported, gpt2_run, capsys):
     assert main(["eval", str(exported[gpt2_run])]) == 2
-    assert "a Hugging Face folder has no objective and no corpus; give a run" in capsys.readouterr().err
+    assert "a Hugging Face folder has no held-out set; give a run" in capsys.readouterr().err
 
 
 MISTAKES = [  # arguments, what is said, whether before the run is read
-    ([], "has no prompt; give --prompt TEXT, or --prompts FILE", False),
+    ([], "no prompt is given; give --prompt TEXT, or --prompts FILE", False),
     (["--top-k", 5], "--top-k 5: has no effect without --sample", True),
-    (["--sample", "--beams", 2], "--beams 2: takes the likeliest, --sample draws; leave one", True),
-    (["--sample", "--temperature", 0], "--temperature 0.0: must be above 0; leave --sample out", True),
+    (["--sample", "--beams", 2], "--beams 2: cannot be combined with --sample; leave one", True),
+    (["--sample", "--temperature", 0], "--temperature 0.0: must be above 0; leave out --sample", True),
     (["--temperature", 0.5], "--temperature 0.5: has no effect without --sample", True),
-    (["--number", 2], "--number 2: there are not so many texts", False),
-    (["--max-tokens", 1000], "--max-tokens 1000 are more than the", False),
+    (["--number", 2], "--number 2: greedy decoding and beam search give fewer texts", False),
+    (["--max-tokens", 1000], "--max-tokens 1000 exceed the", False),
     (["--beams", 1000], "--beams 1000: the vocabulary has", False),
     (["--seed", 2**32], "--seed 4294967296: must be at least 0 and below 2**32", True),
     (["--stop", ""], "--stop: is given no value", True),
@@ -205,7 +205,7 @@ def test_a_mistake_is_one_line(gpt2_run, tmp_path, capsys, arguments, words, ear
 
 
 def test_a_run_that_is_left_out_is_missed_though_the_prompt_was_taken_for_it(capsys):
-    assert "generate: RUN is missing, or the is no text after --prompt" in mistake(capsys, "--prompt", "the")
+    assert "generate: --prompt the: RUN or the prompt is missing" in mistake(capsys, "--prompt", "the")
 
 
 def test_a_blank_line_among_prompts_and_a_file_that_is_not_there_are_named(tmp_path, capsys):

@@ -59,7 +59,9 @@ def untied(folder):
 
 DENSE, DECODER = "bert.encoder.layer.1.output.dense.weight", "cls.predictions.decoder.weight"
 NORM = "electra.embeddings.LayerNorm.bias"
-NOT_COPIED = "config.json has num_layers={}, num_decoder_layers=1, but the weights have {}; correct that, or copy the"
+NOT_COPIED = (
+    "config.json has num_layers={}, num_decoder_layers=1, but the weights have {}; correct config.json, or copy the"
+)
 DIFFERENT = {"width": 32, "positions": 16, "norm_epsilon": 1e-5}
 KNOWN = "openai-gpt, gpt2, longformer, mt5, roberta, t5, transformer-xl, xlnet"
 # kind of the folder, what is done to it, config (a kind, changes of the folder's own, or one), what is said
@@ -82,7 +84,7 @@ WRONG = {
         "t5", with_fields(num_layers=3), {"depth": 3}, NOT_COPIED.format(3, "no encoder.block.2"),
     ),
     "fewer layers than weights": (
-        "t5", with_fields(num_layers=1), {"depth": 1}, NOT_COPIED.format(1, "encoder.block.1, too"),
+        "t5", with_fields(num_layers=1), {"depth": 1}, NOT_COPIED.format(1, "also encoder.block.1"),
     ),
     "a tensor that is lost": ("masked", without(DENSE), {}, f"has no {DENSE}; copy it again"),
     "another shape": ("masked", with_tensor(DENSE, 16, 25), {}, DENSE, "(16, 25)", "(16, 24)"),
@@ -157,6 +159,8 @@ def test_sources_that_do_not_exist_or_are_incomplete(exported, configs, tokenize
 
 def test_exporting_a_model_without_a_form_for_it_is_an_error(tokenizer_path, tmp_path, monkeypatch):
     toys.register(monkeypatch)
-    with pytest.raises(UserError, match="bag has no form as a Hugging Face folder; read weights from the run"):
+    with pytest.raises(
+        UserError, match="bag models cannot be stored as a Hugging Face folder; read weights from the run"
+    ):
         export({}, toys.BagConfig(), tokenizer_path, tmp_path / "there")
     assert not (tmp_path / "there").exists()

@@ -141,11 +141,11 @@ def test_a_head_that_a_run_lacks_is_refused_and_one_too_many_left_out(begin, cor
 def test_a_head_that_a_run_lacks_starts_anew_where_that_is_asked_for(begin, tmp_path, caplog):
     source = begin(tiny.bert(objective=TOKENS_ALONE, seed=1), tmp_path / "run")
     after = begin(tiny.bert(), tmp_path / "next", init_from=str(tmp_path / "run"), init_heads_anew=True)
-    assert "these start anew: pair/bias, pair/kernel, pooler/bias, pooler/kernel" in caplog.text
+    assert "these start from random weights: pair/bias, pair/kernel, pooler/bias, pooler/kernel" in caplog.text
     assert tiny.equal({name: after[name] for name in source}, source)
     assert np.abs(after["pair"]["kernel"]).max() > 0
     for folder in (tmp_path / "next" / "checkpoints").iterdir():
         shutil.rmtree(folder)  # as killed before the first one
     caplog.clear()
     assert tiny.equal(begin(tiny.bert(), tmp_path / "next"), after)
-    assert "these start anew: pair/bias" in caplog.text
+    assert "these start from random weights: pair/bias" in caplog.text

@@ -27,7 +27,7 @@ def test_a_model_is_given_what_it_declares_and_the_batch_has(corpus_path):
 
 
 def test_rows_without_a_required_input_are_refused():
-    with pytest.raises(UserError, match="MaskedLanguageModel: its rows do not suit BoxedConfig: boxes is missing"):
+    with pytest.raises(UserError, match="MaskedLanguageModel: its rows do not fit BoxedConfig: boxes is missing"):
         check(boxes.recipe(layout="packed-sentences"))
 
 
@@ -41,7 +41,7 @@ def test_rows_without_a_required_input_are_refused():
     ids=["bert", "transformer-xl", "xlnet"],
 )
 def test_a_model_without_what_an_objective_asks_for_is_refused(recipe, lacking):
-    with pytest.raises(UserError, match=f"asks for {lacking}, which {type(recipe.model).__name__} has not"):
+    with pytest.raises(UserError, match=f"needs {lacking}, which {type(recipe.model).__name__} lacks"):
         check(recipe)
 
 

@@ -124,7 +124,9 @@ def test_recipes_name_registered_families_and_objectives_and_those_of_older_file
     assert from_json(json.dumps(fields)) == tiny.bert()
 
 
-@pytest.mark.parametrize("text, said", [("{", "is not JSON"), ("[" * 100_000, "is not JSON"), ("[]", "is no recipe")])
+@pytest.mark.parametrize(
+    "text, said", [("{", "is not JSON"), ("[" * 100_000, "is not JSON"), ("[]", "is not a recipe")]
+)
 def test_a_file_that_holds_no_recipe(text, said):
     with pytest.raises(UserError, match=said):
         from_json(text)

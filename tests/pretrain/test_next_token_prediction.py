@@ -123,7 +123,7 @@ def test_the_auxiliary_loss_is_the_inputs_with_its_own_mean():
     [
         ({"layout": "pairs"}, "objective.layout='pairs': use one of documents, input-target"),
         ({"predict": "target"}, "objective.predict='target': needs objective.layout=input-target"),
-        ({"layout": "input-target", "separate": True}, "a row is one document; leave separate, restart out"),
+        ({"layout": "input-target", "separate": True}, "a row is one document; leave out separate, restart"),
         ({"layout": "input-target", "auxiliary": 0.5}, "objective.auxiliary=0.5: needs objective.predict=target"),
         ({"layout": "input-target", "predict": "target", "auxiliary": 0.5, "z_loss": 1.0}, "objective.z_loss=1.0"),
     ],

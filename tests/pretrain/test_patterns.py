@@ -52,7 +52,7 @@ def test_a_pattern_in_words_and_as_a_picture(tmp_path, capsys):
     keys = (2 * 16 + 14 * 8 - 2) / 16 * 16  # blocks: 2 rows see 16, the others 8, those beside global ones 7
     assert said == (
         "bert-tiny: bigbird, rows of 256 tokens in blocks of 16\n"
-        f"  2 layers, 2 heads: a query sees {keys:.1f} keys on average, {keys / 256:.1%} of the row; "
+        f"  2 layers, 2 heads: a query attends to {keys:.1f} keys on average, {keys / 256:.1%} of the row; "
         f"tables of 768 bytes\n{file}\n"
     )
     picture = (pyplot.imread(file)[..., :3] * 255).round().astype(int)
@@ -64,7 +64,9 @@ def test_global_tokens_of_each_row_are_counted_and_the_first_is_drawn(tmp_path, 
     file, windows = tmp_path / "x.png", ["--model.pattern.windows", 32, "--model.pattern.block", 16, "--length", 256]
     said = shown(capsys, "longformer-tiny", *windows, "--objective.globals", 1, "--out", file)
     keys = pairs(Pattern("longformer", block=16, windows=(32,)), 1, 1, 256, chosen=1)[0] / 256
-    assert f"a query sees {keys:.1f} keys" in said and "with 1 global token of each row: its first, " in said
+    assert (
+        f"a query attends to {keys:.1f} keys" in said and "with 1 global token in each row: its first token, " in said
+    )
     picture = (pyplot.imread(file)[..., :3] * 255).round().astype(int)
     assert (picture == COLORS[GLOBAL]).all(-1).sum() > 1000
 
@@ -86,7 +88,7 @@ def test_of_a_dense_recipe_there_is_nothing_to_draw(tmp_path, capsys):
     for name, cure in cures.items():
         assert main(["pattern", name, "--out", str(tmp_path / "x.png")]) == 2
         said = capsys.readouterr().err
-        assert said.startswith(f"error: {name}: no sparse pattern, ") and f"; nothing is drawn; {cure}" in said
+        assert said.startswith(f"error: {name}: has no sparse pattern, so there is nothing to draw; {cure}")
     assert not (tmp_path / "x.png").exists()
 
 
@@ -95,7 +97,7 @@ def test_of_a_dense_recipe_there_is_nothing_to_draw(tmp_path, capsys):
     [
         (["--length", 64], "--length 64: model.pattern.random=3: a row has 4 blocks of 16"),
         (["--layer", 2], "--layer 2: there are 2; give one from 0 to 1"),
-        (["--out", "pattern"], "--out pattern: no picture's name ends like this; use .png"),
+        (["--out", "pattern"], "--out pattern: is not an image format; use .png"),
         (["--length", 2**22], "--length 4194304: 2 x 2 tables of 262,144 x 262,144 blocks are too many to draw"),
         (["--objective.globals", 300], "objective.globals=300: must be from 0 (none) to the row's"),
     ],

@@ -49,7 +49,7 @@ def test_examples_are_targets_or_choices_with_an_answer(file):
     asked = [one._replace(where="") for one in examples[:2]]
     assert asked == [Example("", "Ba kilo", ("muna",), 0), Example("", "The naïve", ("de ki", "日本", "lo"), 2)]
     assert examples[2].where.endswith(", line 4") and examples[2].target == "te vo"
-    with pytest.raises(UserError, match="holds no example"):
+    with pytest.raises(UserError, match="has no examples"):
         read(file(b"", b" "))
     with pytest.raises(UserError, match="cannot be read .No such file"):
         read(Path("none.jsonl"))
@@ -58,9 +58,9 @@ def test_examples_are_targets_or_choices_with_an_answer(file):
 MISTAKES = {
     "no JSON": (b"{", "is not JSON"),
     "half a character": (b'{"input": "a", "target": "\\ud800"}', "is not JSON in UTF-8"),
-    "no object": ([1], "is not an object"),
-    "no input": ({"target": "a"}, "has no 'input' but 'target'"),
-    "a number": ({"input": 3, "target": "a"}, "'input' is 3; give text"),
+    "no object": ([1], "is not a JSON object"),
+    "no input": ({"target": "a"}, "'input' is missing (keys: 'target')"),
+    "a number": ({"input": 3, "target": "a"}, "'input' is 3; give a string"),
     "an empty target": ({"input": "a", "target": " \n"}, "'target' has an empty text"),
     "doubled choices": ({"input": "a", "choices": ["b", "b"], "answer": 0}, 'has "b" twice'),
     "both": ({"input": "a", "choices": ["b", "c"], "target": "b"}, "'choices' and 'target'"),
@@ -136,7 +136,7 @@ def test_rows_of_input_and_target_are_asked_with_their_delimiter(file, gpt2_run,
     monkeypatch.setattr(asking, "answers", heard)
     arguments = ["prompts", str(gpt2_run), "--examples", str(file(QUESTIONS[1]))]
     assert main(arguments) == 0 and main([*arguments, "--score", "greedy"]) == 0
-    assert "input and target: its delimiter stands between" in capsys.readouterr().out
+    assert "prompts use the delimiter between input and target" in capsys.readouterr().out
     made = stored.load(gpt2_run / "tokenizer")
     ids = lambda text: made.tokenizer.encode(text).ids
     before = [*ids("The naïve"), made.special["eod"]]
@@ -144,7 +144,10 @@ def test_rows_of_input_and_target_are_asked_with_their_delimiter(file, gpt2_run,
     assert [text.tokens.tolist() for text in asked[0].texts] == choices
     assert [text.tokens.tolist() for text in asked[1].texts] == [before]
     assert {text.first for prompt in asked for text in prompt.texts} == {len(before)}
-    mistakes = {("--shots", "1"): "--shots 1: the run's rows", ("--separator", "x"): "--separator, --between: the"}
+    mistakes = {
+        ("--shots", "1"): "--shots 1: the run was trained on rows",
+        ("--separator", "x"): "--separator, --between: the",
+    }
     for more, said in mistakes.items():
         assert main([*arguments, *more]) == 2
         assert said in capsys.readouterr().err
@@ -153,7 +156,7 @@ def test_rows_of_input_and_target_are_asked_with_their_delimiter(file, gpt2_run,
 @pytest.mark.parametrize("before", ["ba", ""])
 def test_a_target_without_a_token_is_one_line_naming_file_and_line(file, corpus_path, before):
     path = file(QUESTIONS[0], {"input": before, "target": "\u200b"})
-    with pytest.raises(UserError, match=r"^--examples .*tasks.jsonl, line 2: its '\\u200b' has no token") as caught:
+    with pytest.raises(UserError, match=r"^--examples .*tasks.jsonl, line 2: .* has no tokens for '\\u200b'") as caught:
         prompter(path, corpus_path)(0, 0, True)
     assert "\n" not in str(caught.value)
     prompter(path, corpus_path)(0, 0, False)  # a prompt alone has no target
@@ -164,9 +167,9 @@ def test_a_text_that_the_tokenizer_loses_stops_nothing_and_stands_between_no_exa
     assert keeps("\n") and keeps("\n\n") and keeps(" END") and keeps("END ")
     words = prompter(file(*QUESTIONS[:2]), corpus_path)  # of WordPiece, whose white space is all alike
     assert words.keeps(".") and words.keeps(" ba") and not words.keeps("\n")
-    with pytest.raises(UserError, match=r"^--stop '\\n': the run's tokenizer loses it, .*; give another"):
+    with pytest.raises(UserError, match=r"^--stop '\\n': the run's tokenizer drops it, .*; give another"):
         asking.answers(None, None, [], words, "\n", 4, None)
-    with pytest.raises(UserError, match=r"^--between '.*n': the run's tokenizer loses it, .*; give another"):
+    with pytest.raises(UserError, match=r"^--between '.*n': the run's tokenizer drops it, .*; give another"):
         words(1, 0, False)
 
 
@@ -181,9 +184,9 @@ def test_shots_without_room_are_left_out_whole_from_the_front_alike_for_all_choi
     for index, prompt in enumerate(cut):
         expected = (fewer if prompt.left_out else whole)[index].texts
         assert [text.tokens.tolist() for text in prompt.texts] == [text.tokens.tolist() for text in expected]
-    with pytest.raises(UserError, match=r"line 2: takes \d+ tokens without any shot, there is room for 3; shorten it"):
+    with pytest.raises(UserError, match=r"line 2: takes \d+ tokens without any shot, but only 3 fit; shorten it"):
         prompter(file({"input": "a", "target": "b"}, QUESTIONS[0]), gpt2_run, 3)(0, 0, True)
-    with pytest.raises(UserError, match="--shots 4: beside the one asked .* has 3; give fewer"):
+    with pytest.raises(UserError, match="--shots 4: besides the question .* has 3; give fewer"):
         prompter(file(*QUESTIONS), gpt2_run)(4, 0, True)
 
 
@@ -299,14 +302,14 @@ def test_what_cannot_be_asked_is_one_line(file, gpt2_run, capsys, monkeypatch):
     (path.parent / "link").symlink_to(path)
     arguments = ["prompts", str(gpt2_run), "--examples", str(path)]
     mistakes = {
-        ("--out", str(path.parent / "link")): "link: is the file of --examples, which it would replace; give another",
+        ("--out", str(path.parent / "link")): "link: would replace the file of --examples; give another",
         ("--shots", "-1"): "give numbers from 0 on",
         ("--seed", str(2**32)): "--seed 4294967296: must be at least 0 and below 2**32",
         ("--stop", "", "--score", "greedy"): "--stop: is given no value",
         ("--max-tokens", "31"): "--max-tokens 31: has no effect without --score greedy",
         ("--out", "s3://bucket/x.json"): "--out s3://bucket/x.json: give a local path",
-        ("--max-tokens", "64", "--score", "greedy"): "--max-tokens 64: give from 1 to 63",
-        ("--max-tokens", "62", "--score", "greedy"): "there is room for 2; shorten it",
+        ("--max-tokens", "64", "--score", "greedy"): "--max-tokens 64: the model has 64 positions; give 1 to 63",
+        ("--max-tokens", "62", "--score", "greedy"): "but only 2 fit; shorten it",
     }
     for more, said in mistakes.items():
         assert main([*arguments, *more]) == 2
@@ -314,4 +317,4 @@ def test_what_cannot_be_asked_is_one_line(file, gpt2_run, capsys, monkeypatch):
         assert said in err and err.count("\n") == 1
     monkeypatch.setattr(opened, "restore", lambda *_: Restored(assemble(tiny.bert()), 0, 0, {}, {}, None, []))
     assert main(arguments) == 2
-    assert "a model of bert is no causal decoder; take one, like gpt2" in capsys.readouterr().err
+    assert "a bert model is not a causal decoder; use one, like gpt2" in capsys.readouterr().err

@@ -77,7 +77,7 @@ def test_what_may_pass_is_tried_again(two, monkeypatch, caplog):
 def test_what_does_not_pass_is_an_error_and_no_older_checkpoint_is_taken(error, two, monkeypatch, caplog):
     before = everything(two)
     failing(monkeypatch, error, times=3)
-    with pytest.raises(UserError, match="checkpoint .*2 cannot be read now .*left as it is") as caught:
+    with pytest.raises(UserError, match="checkpoint .*2 cannot be read now .*is unchanged") as caught:
         reopened(two).restore(like)
     assert "\n" not in str(caught.value) and everything(two) == before
     assert caplog.text.count("cannot be read") == 2
@@ -114,7 +114,7 @@ def test_a_checkpoint_of_a_version_with_other_parameters_is_an_error_that_says_s
         return state._replace(params=state.params | {"more": state.params["bias"]})
 
     monkeypatch.setattr(opened, "_parameters_alone", with_more)
-    with pytest.raises(UserError, match="has other parameters than this version gives the model: go on with") as caught:
+    with pytest.raises(UserError, match="has other parameters than the model in this version; resume with") as caught:
         restore(RunDirectory(trained))
     assert type(caught.value) is UserError
 
@@ -124,7 +124,7 @@ def test_a_reader_passes_over_a_damaged_checkpoint_and_leaves_it_where_it_is(tra
     DAMAGES["all files empty"](workdir / "checkpoints" / "10")
     before = everything(workdir)
     assert restore(RunDirectory(workdir)).step == 5
-    assert "step 10 is damaged" in caplog.text and "that of step 5 is read" in caplog.text
+    assert "step 10 is damaged" in caplog.text and "reading step 5 instead" in caplog.text
     assert everything(workdir) == before
 
 
@@ -133,8 +133,8 @@ def test_eval_leaves_out_what_is_damaged_or_gone_of_all_checkpoints(trained, tmp
     DAMAGES["all files empty"](workdir / "checkpoints" / "5")
     monkeypatch.setattr(RunDirectory, "checkpoint_steps", lambda _: [3, 5, 10])  # a live run has replaced 3
     assert main(["eval", str(workdir), "--all", "--examples", "8"]) == 0
-    assert re.search("step 5 is left out: checkpoint .*5 is damaged", caplog.text)
-    assert "step 3 is left out: " in caplog.text
+    assert re.search("step 5 is skipped: checkpoint .*5 is damaged", caplog.text)
+    assert "step 3 is skipped: " in caplog.text
     out = capsys.readouterr().out
     assert "step 10" in out and "step 5" not in out and "step 3" not in out
 

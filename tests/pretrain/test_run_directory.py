@@ -99,7 +99,7 @@ def test_a_corpus_that_moved_is_found_through_the_option(started, corpus_path, t
     workdir, recipe, _ = started
     about = RunDirectory(workdir).read_run()
     (workdir / "run.json").write_text(json.dumps(about | {"corpus": str(tmp_path / "gone")}))
-    with pytest.raises(UserError, match="no longer at .*gone: pass --corpus"):
+    with pytest.raises(UserError, match="no longer at .*gone; give its path with --corpus"):
         RunDirectory(workdir).open_corpora()
     assert RunDirectory(workdir).open_corpora(str(corpus_path))[""].path == corpus_path
     start(workdir, recipe, Corpus(corpus_path), None)
@@ -164,7 +164,7 @@ def test_weights_of_a_run_with_another_model_are_refused_by_the_setting_and_with
     start(workdir.parent / "headless", tiny.bert(objective=alone), corpus, None)
     more = "; give the recipe the heads that it has"
     for setting, source, model, said in [
-        ("--init-from", workdir, tiny.ELECTRA, " is 'bert' and the recipe's model 'electra'"),
+        ("--init-from", workdir, tiny.ELECTRA, " is a 'bert' model, but the recipe's is 'electra'"),
         ("--init-from", workdir, wide, " model.width is 32 there and 64 here; set --model.width 32"),
         ("teachers.0.source", workdir, wide, " model.width is 32 there and 64 here; set --teachers.0.model.width 32"),
         ("--init-from", workdir.parent / "headless", tiny.BERT, f"{more}, or start them anew with --init-heads-anew$"),
@@ -183,14 +183,14 @@ def test_what_changes_with_the_total_is_said_on_resume(corpus_path, tmp_path, ca
     workdir = tmp_path / "run"
     for steps in (10, 20):
         run(toys.recipe(steps=steps, schedule=Schedule(peak=0.1)), tiny.options(corpus_path, workdir))
-        said = "steps: 10 -> 20; the linear schedule is evaluated for the new total: rate 0 -> 0.0474"
+        said = "steps: 10 -> 20; the linear schedule is stretched to the new total: learning rate 0 -> 0.0474"
         assert (said in capsys.readouterr().out) == (steps == 20)
     found = rates(workdir)
     assert found[20] == 0 and 0.04 < found[11] < 0.05
     assert longer_or_shorter(toys.recipe(steps=10), toys.recipe(steps=20), 10) == "steps: 10 -> 20"  # nothing else
     phases = tuple(Phase(share, 32, 8) for share in (0.5, 0.5))
     moved = longer_or_shorter(*(toys.recipe(steps=steps, phases=phases) for steps in (10, 40)), 10)
-    assert "step 10 was of phase 2 and is of phase 1, which are shares of all steps (see --extend)" in moved
+    assert "step 10 moves from phase 2 to phase 1, as phases are shares of steps (see --extend)" in moved
 
 
 def test_a_run_made_longer_goes_on_from_its_rate_also_when_killed(corpus_path, tmp_path, capsys):
@@ -214,9 +214,7 @@ def test_a_run_made_longer_goes_on_from_its_rate_also_when_killed(corpus_path, t
     assert tiny.equal(tiny.final_state(tmp_path / "anew"), whole)
     recipes = [(folder / "recipe.json").read_bytes() for folder in (workdir, tmp_path / "anew")]
     assert recipes[0] == recipes[1]
-    with pytest.raises(
-        UserError, match="was made longer by --extend constant, which added a phase: give --extend again"
-    ):
+    with pytest.raises(UserError, match="--extend constant has added a phase to this run; give --extend again"):
         go(30)
     go(30, "decay")
     longer = RunDirectory(workdir).read_recipe()
@@ -227,13 +225,13 @@ def test_a_run_made_longer_goes_on_from_its_rate_also_when_killed(corpus_path, t
 def test_a_phase_without_steps_is_said(corpus_path, tmp_path, capsys):
     phases = (Phase(0.01, 16, 8), Phase(0.99, 16, 8))
     run(toys.recipe(steps=4, phases=phases), tiny.options(corpus_path, tmp_path / "run"))
-    assert "phase 1 has no step: phases.0.share=0.01 of 4\n" in capsys.readouterr().out
+    assert "phase 1 has no steps: phases.0.share=0.01 of 4\n" in capsys.readouterr().out
 
 
 def test_how_a_run_goes_on_is_chosen_together_with_more_steps(started):
     workdir, recipe, corpus = started
     options = tiny.options(corpus.path, workdir, extend="decay")
-    with pytest.raises(UserError, match="--extend decay: .* has no checkpoint to go on from: leave this"):
+    with pytest.raises(UserError, match="--extend decay: .* has no checkpoint to resume; leave this"):
         run_directory.longer(options, dataclasses.replace(recipe, steps=30))
     (workdir / "checkpoints" / "5").mkdir(parents=True)
     with pytest.raises(UserError, match="--extend decay: .* has 20 steps already; give more with --steps"):
@@ -326,7 +324,7 @@ def test_a_work_directory_that_this_host_does_not_share_is_an_error(corpus_path,
     monkeypatch.setattr(run_directory, "SHARED_SECONDS", 0)
     # As on a second host: the first one has written elsewhere.
     monkeypatch.setattr(run_directory, "from_first", lambda what, decide: (None, "what the first has written"))
-    with pytest.raises(UserError, match="--workdir .*: this host does not see what the first one writes"):
+    with pytest.raises(UserError, match="--workdir .*: this host does not see files that the first host writes"):
         start(tmp_path / "run", recipe, corpus, None)
 
 
@@ -356,7 +354,7 @@ def test_where_the_disk_has_no_locks_a_run_goes_on_trust_and_another_failure_is_
 def test_a_work_directory_that_is_removed_during_a_run_is_said_by_name(corpus_path, tmp_path, monkeypatch):
     workdir = tmp_path / "run"
     monkeypatch.setattr(loop.Meter, "report", lambda meter, step: shutil.rmtree(workdir, ignore_errors=True))
-    with pytest.raises(UserError, match="--workdir .*was removed while the run went on"):
+    with pytest.raises(UserError, match="--workdir .*was removed during the run"):
         run(toys.recipe(steps=15), tiny.options(corpus_path, workdir, checkpoint_every=5))
 
 

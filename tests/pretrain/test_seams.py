@@ -95,7 +95,7 @@ def test_a_loss_between_rows_trains_knows_its_step_and_gives_figures_of_each_exa
     phases = (toys.TwoLengths(1.0, 16, 8, target_length=8),)
     recipe = toys.recipe(objective=toys.InBatch(), phases=phases, steps=3)
     options = tiny.options(corpus_path, tmp_path / "run", log_every=1, eval_examples=20)
-    with pytest.raises(UserError, match="--microbatches 2: InBatch compares the rows of a batch with one another"):
+    with pytest.raises(UserError, match="--microbatches 2: InBatch compares all rows of a batch"):
         run(recipe, dataclasses.replace(options, microbatches=2))
     assert run(recipe, options) == 0
     assert [entry["at_step"] for entry in read_metrics(RunDirectory(tmp_path / "run"), "train")] == [0, 1, 2]

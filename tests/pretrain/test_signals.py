@@ -104,7 +104,7 @@ runpy.run_module("pretrain", run_name="__main__")
 def test_a_signal_while_the_program_is_imported_is_one_line_and_the_status_of_later_ones(name):
     code = INTERRUPTED_IMPORT.replace("SIGNAL", name)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (75, f"{name}: ended before there was anything to save\n")
+    assert (done.returncode, done.stderr) == (75, f"{name}: stopped before there was anything to save\n")
 
 
 def test_a_plan_ends_at_an_interrupt_without_waiting_for_the_compiler(monkeypatch):

@@ -40,5 +40,5 @@ def test_layers_that_take_turns_have_their_own_numbers(stored):
 
 
 def test_two_parameters_in_one_place_are_a_mistake_of_the_table(stored):
-    with pytest.raises(ValueError, match="wpe.weight is the place of positions and of positions"):
+    with pytest.raises(ValueError, match="wpe.weight is assigned to both positions and positions"):
         stored(POSITIONS, POSITIONS)

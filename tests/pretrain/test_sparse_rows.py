@@ -184,9 +184,9 @@ def test_what_cannot_be_trained_by_rows_is_said():
         return str(caught.value)
 
     lamb = refused(optimizer=Optimizer("lamb"))
-    assert "optimizer.name=lamb takes the norm of words as a whole, of which a step reads some rows alone: use" in lamb
+    assert "optimizer.name=lamb: needs the norm of all of words, but a step reads only some rows; use" in lamb
     said = refused(objective=toys.NextOfGrams(bigrams=False))
-    assert "phases.0: its batches name no rows of bigrams, as bigrams or trigrams would (they have tokens): fr" in said
+    assert "phases.0: its batches lack bigrams or trigrams, the rows of bigrams (they have tokens); fr" in said
     assemble(recipe(optimizer=Optimizer("lamb"), phases=(Phase(1.0, 16, 8, frozen=TABLES),)), Program())
 
 

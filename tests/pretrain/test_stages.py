@@ -105,9 +105,9 @@ def test_what_is_frozen_is_there_and_leaves_something_to_train():
         return str(caught.value)
 
     assert "phases.0.frozen: no parameters are below layer; did you mean layers" in refused("layer[0:1]")
-    assert "names layers of what is no stack" in refused("embeddings[0:1]")
-    assert "phases.0.frozen: layers[0] is no path; layers 0 and 1 are layers[0:2]" in refused("layers[0]")
-    assert "phases.0.frozen: layers[1:3] is no range of the 2 layers there" in refused("layers[1:3]")
+    assert "has layer numbers, but is not a stack of layers" in refused("embeddings[0:1]")
+    assert "phases.0.frozen: layers[0] is not a path; write layers 0 and 1 as layers[0:2]" in refused("layers[0]")
+    assert "phases.0.frozen: layers[1:3] is not a range of the 2 layers" in refused("layers[1:3]")
     rest = ("embeddings", "predictions", "pooler", "pair")
     assert "nothing is left to train" in refused("layers", *rest)
     assert "nothing is left to train" in refused("layers[0:1]", "layers[1:2]", *rest)
@@ -241,31 +241,29 @@ def test_what_a_task_does_not_read_has_a_gradient_of_zero_in_its_steps(both):
 def test_tasks_that_cannot_be_told_apart_or_read_what_is_not_there_are_refused(both, corpus_path):
     recipe, _ = both
     twice = dataclasses.replace(recipe, phases=(Phase(1.0, 32, 8, tasks=TASKS[:1] * 2),))
-    with pytest.raises(
-        UserError, match=r"phases.0.tasks: are named \['masked', 'masked'\]; give each a name of its own"
-    ):
+    with pytest.raises(UserError, match=r"phases.0.tasks: the names \['masked', 'masked'\] must differ"):
         check(twice)
     for name in ("", "loss", "a/b"):
-        with pytest.raises(UserError, match="a name of its own, other than loss, without /"):
+        with pytest.raises(UserError, match="must differ, without / and other than loss"):
             check(
                 dataclasses.replace(
                     twice, phases=(Phase(1.0, 32, 8, tasks=(dataclasses.replace(TASKS[0], name=name),)),)
                 )
             )
     beside = dataclasses.replace(recipe.phases[0], objective=TOKENS_ALONE)
-    with pytest.raises(UserError, match="phases.0.objective: has no effect beside tasks; leave one of them out"):
+    with pytest.raises(UserError, match="phases.0.objective: has no effect with tasks; leave one of them out"):
         check(dataclasses.replace(recipe, phases=(beside,)))
-    with pytest.raises(UserError, match="--corpus: task next reads b=DIR, there is a; give it, too"):
+    with pytest.raises(UserError, match="--corpus: task next reads b=DIR, but there is only a; add it"):
         check_data(recipe, open_corpora(f"a={corpus_path}", {}))
     fields = json.loads(to_json(recipe))
     double = to_json(recipe).replace('"corpus": "a"', '"corpus": "a", "corpus": "b"')
-    with pytest.raises(UserError, match="^corpus: is there twice in one object; leave one of them out"):
+    with pytest.raises(UserError, match="^corpus: occurs twice in one object; remove one of them"):
         from_json(double)
     empty = fields | {"phases": [fields["phases"][0] | {"tasks": []}]}
-    with pytest.raises(UserError, match="phases.0.tasks: is empty; give tasks, or leave it out"):
+    with pytest.raises(UserError, match="phases.0.tasks: is empty; add tasks, or leave it out"):
         from_json(json.dumps(empty))
     first = fields["phases"][0] | {"target_length": 8}
-    said = "phases.0.target_length: a phase of masked-language-model has none; leave it out, or put a task that has it"
+    said = "phases.0.target_length: a phase of masked-language-model has no such field; leave it out, or put a task"
     with pytest.raises(UserError, match=said):
         from_json(json.dumps(fields | {"phases": [first]}))
     fields["phases"][0]["tasks"][1]["objective"]["kind"] = "next-word"
@@ -290,7 +288,7 @@ def test_a_stage_with_a_schedule_of_its_own_is_made_longer_at_its_rate():
     longer = extended(recipe, 100, 200, "constant")
     assert [rate_after(longer, step) for step in (0, 30, 60, 99)] == [rate_after(recipe, at) for at in (0, 30, 60, 99)]
     assert rate_after(longer, 100) == rate_after(longer, 199) == rate_after(recipe, 99) == pytest.approx(5e-6)
-    with pytest.raises(UserError, match="--extend decay: the last phase begins at step 50 and 50 are done: let"):
+    with pytest.raises(UserError, match="--extend decay: the last phase begins at step 50 and only 50 are done; train"):
         extended(recipe, 50, 200, "decay")
 
 
@@ -333,7 +331,7 @@ def test_what_is_frozen_needs_no_room_for_gradients(monkeypatch):
     needed = 4 * sum(map(parameters.count, (shapes, split_frozen(shapes, recipe)[0])))
     monkeypatch.setattr(runs, "device_memory", lambda: needed / jax.device_count())
     runs._check_memory(recipe)
-    with pytest.raises(UserError, match="parameters with their gradients take"):
+    with pytest.raises(UserError, match="parameters and their gradients take"):
         runs._check_memory(staged())
 
 

@@ -117,7 +117,7 @@ def test_held_out_inputs_are_given_as_in_training_and_their_whole_targets_are_co
     assert all(line["targets"] == [WHOLE[line["input"]]] for line in written)
     room = phase.length - 1
     cut = sum(len(line["input"].encode()) + 1 > room for line in written)  # after a token of the tone
-    assert cut and f"{cut} of 9 inputs have more than the {room} tokens that rows have room for" in caplog.text
+    assert cut and f"{cut} of 9 inputs are longer than the {room} tokens that fit" in caplog.text
     longer = sum(len(line["targets"][0].encode()) > 30 for line in written)
     assert f"{longer} of 9 targets have more than --max-tokens 30 tokens, the longest" in caplog.text and longer > 1
     expected, _ = metrics.figures([f"text {n}" for n in range(9)], [line["targets"] for line in written])
@@ -140,7 +140,7 @@ def test_a_decoder_is_given_its_rows_up_to_their_delimiter_with_room_for_a_targe
     said = "--max-tokens 63: leaves no room for an input in rows of 64 tokens; give fewer"
     with pytest.raises(UserError, match=said):
         targets.begun(asked, opened, [objective], Decoding(max_tokens=63))
-    with pytest.raises(UserError, match="--write, --source: run reads no inputs with targets"):
+    with pytest.raises(UserError, match="--write, --source: run does not map inputs to targets"):
         targets.begun(asked, opened, [NextTokenPrediction()], Decoding())
 
 
@@ -149,13 +149,13 @@ def test_a_tokenizer_in_which_nothing_ends_inputs_is_told(corpus):
     opened = Opened(Path("hf"), T5(tiny.T5, Program()), {}, None, made, None)
     assert targets.behind(opened, []) == [made.special["sep"]]
     lacking = made._replace(special={"pad": 0, "eos": 1})
-    with pytest.raises(UserError, match="^hf: its tokenizer has no eod or sep token, one of which has to end inputs; "):
+    with pytest.raises(UserError, match="^hf: its tokenizer has no eod or sep token to end inputs with; "):
         targets.behind(opened._replace(tokenizer=lacking), [])
 
 
 def test_a_run_says_which_rows_leave_out_what_stands_before_documents(corpus):
     said = lambda recipe: said_of_data(recipe, {"": Corpus(corpus)}, None)
-    expected = f"--corpus {corpus}: the rows leave out the tone that stands before each document"
+    expected = f"--corpus {corpus}: the rows leave out the tone before each document"
     assert said(tiny.t5()) == said(tiny.t5(objective=SequenceToSequence("prefix"))) == [expected]
     for recipe in tiny.gpt2(), tiny.t5(objective=SequenceToSequence("input-target")):
         assert not said(recipe)
@@ -203,7 +203,7 @@ def test_a_folder_writes_the_targets_that_its_run_writes(t5_run, tmp_path, capsy
     given = ["--source", f"parallel:{tmp_path}/a,{tmp_path}/b", "--max-tokens", 8, "--sample", "--seed", 3]
     found = [figures(capsys, run, *given, "--out", tmp_path / "out") for run in (t5_run, tmp_path / "hf")]
     written = lines(tmp_path / "out")
-    assert found[0] == found[1] and any(line["written"] for line in written) and "are cut" not in caplog.text
+    assert found[0] == found[1] and any(line["written"] for line in written) and "are truncated" not in caplog.text
     figures(capsys, t5_run, *given[:-1], 4, "--out", tmp_path / "out")
     assert lines(tmp_path / "out") != written
 
@@ -211,7 +211,7 @@ def test_a_folder_writes_the_targets_that_its_run_writes(t5_run, tmp_path, capsy
 def test_no_text_ends_what_is_put_in_place_of_sentinels(t5_run, capsys):
     assert main(["generate", str(t5_run), "--prompt", "One. Two <extra_id_0>", "--stop", "."]) == 2
     said = capsys.readouterr().err
-    assert said == "error: --stop '.': what is put in place of sentinels ends with them; leave it out\n"
+    assert said == "error: --stop '.': has no effect on filling sentinels; leave it out\n"
 
 
 def test_a_sentinel_that_nothing_is_written_for_stays_and_so_does_what_is_written_for_none(t5_run, capsys, monkeypatch):
@@ -223,7 +223,7 @@ def test_a_sentinel_that_nothing_is_written_for_stays_and_so_does_what_is_writte
     assert main(["generate", str(t5_run), "--prompt", "x <extra_id_0> y <extra_id_1>", "<extra_id_1> x", "x"]) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if line[:2] != "=="] == [
         "x ab y <extra_id_1>",
-        "nothing was written for the prompt's sentinels; what was written is",
+        "the model filled none of the prompt's sentinels; it wrote",
         "<extra_id_1></s>",
         "ab",
     ]
@@ -255,21 +255,21 @@ def test_a_disk_that_is_full_leaves_nothing_half_written(t5_run, heard, several,
 
 
 MISTAKES = [
-    (["--beams", 2, "--out", "x"], "--out, --beams: no effect where no targets are written; add --write or --source"),
+    (["--beams", 2, "--out", "x"], "--out, --beams: no effect without --write or --source; add one of them"),
     (["--write", "--code", "a"], "--code: no effect without --source; add it, or leave them out"),
-    (["--all", "--source", "SOURCE"], "--all: no effect with --source, whose targets alone are written"),
-    (["--all", "--best", "loss"], "--best loss: is one checkpoint, --all are all of them; leave one of them out"),
-    (["--write", "--beams", 2, "--sample"], "--beams 2: takes the likeliest, --sample draws"),
-    (["--source", "text:FILE"], "its documents have one text; give one of inputs and targets, like jsonl:"),
+    (["--all", "--source", "SOURCE"], "--all: no effect with --source, which only generates targets"),
+    (["--all", "--best", "loss"], "--best loss: cannot be combined with --all; leave one of them out"),
+    (["--write", "--beams", 2, "--sample"], "--beams 2: cannot be combined with --sample"),
+    (["--source", "text:FILE"], "its documents have only one text; give a source of inputs and targets, like jsonl:"),
     (["--source", "SOURCE"], "--field input: "),
     (["--source", "SOURCE", "--field", "one", "--field", "three"], "--field three: "),
     (["--source", "parallel:EMPTY,EMPTY"], "files are empty"),
     (["--source", "parallel:EMPTY,EMPTY", "--field", "de"], "--field de: --source parallel:"),
-    (["--source", "parallel:BLANK,BLANK"], "has no document with source and target (pairs with an empty side: 2, the"),
+    (["--source", "parallel:BLANK,BLANK"], "no document has source and target (pairs with an empty side: 2, the"),
     (["--source", "SOURCE", "--field", "de", "--field", "one", "--out", "EMPTY/x"], "EMPTY/x: cannot write there"),
-    (["--source", "SOURCE", "--out", "FOLDER"], "FOLDER: is no file; give a file"),
+    (["--source", "SOURCE", "--out", "FOLDER"], "FOLDER: is not a file; give a new file"),
     (["--source", "SOURCE", *fields("de"), "--out", "x" * 300], "cannot write there (File name too long)"),
-    (["--source", "SOURCE", *fields("de")], "its documents have one text; give a second --field, that of targets"),
+    (["--source", "SOURCE", *fields("de")], "its documents have only one text; give a second --field for targets"),
     (
         ["--source", "SOURCE", *fields("one", "de", "one")],
         "--field one: is given twice, but each is a separate segment",

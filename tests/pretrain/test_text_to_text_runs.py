@@ -117,7 +117,7 @@ def test_the_best_so_far_survives_a_restart_and_what_is_no_number_is_none(corpus
     with pytest.raises(UserError, match="has no evaluation of upper; use one of loss"):
         best_steps(directory, "upper")
     DAMAGES["all files empty"](directory.checkpoints / "6")
-    assert restore(directory, best_of="loss").step == 20 and "that of step 20 is read" in caplog.text
+    assert restore(directory, best_of="loss").step == 20 and "reading the best one kept, of step 20" in caplog.text
     shutil.rmtree(directory.checkpoints / "6")
     assert best_steps(directory, "loss") == [20] and "was at step 6, whose checkpoint was not kept" in caplog.text
     shutil.rmtree(directory.checkpoints / "20")
@@ -135,7 +135,7 @@ def test_with_patience_a_run_ends_when_the_best_evaluation_is_so_many_before(cor
         assert run(toys.recipe(steps=20), options) == 0
         assert seen == [3, 6, 9, 12] and RunDirectory(tmp_path).checkpoint_steps()[-1] == 12
     assert "--patience 2: ended" in (tmp_path / "log.txt").read_text()
-    with pytest.raises(UserError, match="--patience 2: compares evaluations, and --eval-every 0 makes one alone"):
+    with pytest.raises(UserError, match="--patience 2: needs several evaluations, but --eval-every 0 makes only one"):
         tiny.options(corpus_path, tmp_path, patience=2)
 
 
@@ -179,8 +179,8 @@ def test_commands_read_the_best_checkpoint_of_what_they_are_told(command, tmp_pa
 
 
 def test_what_says_two_checkpoints_or_none_is_refused(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="--keep-best: compares evaluations, and --eval-every 0 makes one alone"):
+    with pytest.raises(UserError, match="--keep-best: needs several evaluations, but --eval-every 0 makes only one"):
         tiny.options(tmp_path, tmp_path, keep_best=True)
     (tmp_path / "recipe.json").write_text(to_json(recipe(12)))
-    with pytest.raises(UserError, match="--best upper: says which step to read, and so does --step 3"):
+    with pytest.raises(UserError, match="--best upper: cannot be combined with --step 3"):
         open_model(tmp_path, 3, best_of="upper")

@@ -128,7 +128,7 @@ def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(
     package.fails = call
     assert train(corpus_path, tmp_path / "run", name) == 0
     said = capsys.readouterr().out
-    assert said.count(f"--track {name}: failed (ConnectionError('no network')); the run goes on without it") == 1
+    assert said.count(f"--track {name}: failed (ConnectionError('no network')); the run continues without it") == 1
     assert len(read_metrics(RunDirectory(tmp_path / "run"), "train")) == 8
 
 
@@ -151,7 +151,7 @@ def test_the_project_is_the_environment_s(tracker, tmp_path, monkeypatch):
 def test_a_tracker_that_is_unknown_or_not_installed_is_one_line_before_the_run(tmp_path, capsys, monkeypatch):
     given = ["run", "bert-tiny", "--corpus", str(tmp_path), "--workdir", str(tmp_path / "run"), "--track"]
     assert main([*given, "wandbb"]) == 2
-    assert "--track: there is no wandbb; did you mean wandb?" in capsys.readouterr().err
+    assert "--track: unknown tracker wandbb; did you mean wandb?" in capsys.readouterr().err
     monkeypatch.setattr("pretrain.commands.run.find_spec", lambda name: None)
     assert main([*given, "trackio"]) == 2
     assert "--track trackio: the package is not installed; run `pip install trackio`" in capsys.readouterr().err

@@ -146,7 +146,7 @@ def test_without_git_there_is_nothing_to_copy(cloud, tmp_path, monkeypatch, caps
         (["--stepz", "3"], "unknown option --stepz; did you mean --steps?"),
         (["--phases.0.batch-size", "24"], "batch_size=24 is not a multiple of --microbatches 1 x the 16 parts"),
         (["--type", "v3-64"], "batch_size=32 is not a multiple of --microbatches 1 x the 64 parts"),  # two to a chip
-        (["--microbatches", "4"], "the mesh data=16: choose a multiple of 64"),
+        (["--microbatches", "4"], "the mesh data=16; use a multiple of 64"),
         (["--attention", "splash", "--dtype", "float32"], "--attention splash does not work here: --dtype is float32"),
         (["--type", "v3-8", "--attention", "splash"], "--attention splash: no kernel compiles for TPU v3; use xla"),
         (["--gcloud-flag=--node-count=2", "--mesh", "data=8"], "--mesh data=8: it takes 16 devices, there are 32"),
