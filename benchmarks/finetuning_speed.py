@@ -121,7 +121,7 @@ def ours(options: Options, what: str) -> Step:
     from pretrain.options import How
     from pretrain.training.data import phase_batches
     from pretrain.training.placement import of_phase, place, place_given
-    from pretrain.training.start import begun_from
+    from pretrain.training.start import initial_weights
     from pretrain.training.step import initial_state
     from tpu.batches import host_rows, place_rows
 
@@ -132,8 +132,8 @@ def ours(options: Options, what: str) -> Step:
     files = Files(Classify(text=options.text, label=options.label), options.train, options.dev)
     recipe, data, evaluate, run_options = prepared({"": files}, training, Path(folder), Programs())
     placed = place(recipe, How(), jax.devices(), None)
-    begun = begun_from(placed, data[""], run_options)
-    state, frozen = initial_state(placed.assembly, begun.weights)
+    initial = initial_weights(placed, data[""], run_options)
+    state, frozen = initial_state(placed.assembly, initial.weights)
     stages, batches = of_phase(placed.stages, 0), phase_batches(recipe, data, 0, Path(folder) / "counts", print)[0]
     if what == "evaluation":
         predict = evaluate(stages, data, 0)

@@ -153,7 +153,7 @@ def _of_source(options: Eval) -> dict[str, float]:
     asked, left_out = targets.of_source(source, opened.tokenizer, limit, lead, options.out)
     for reason in left_out:
         log.warning("--source %s: %s", options.source, reason)
-    prompts = targets.begun(asked, opened, opened.objectives, options.decoding)
+    prompts = targets.make_prompts(asked, opened, opened.objectives, options.decoding)
     written = write(options, opened, Inputs(asked, prompts))
     _print(f"targets of {options.source}", {opened.name: written.figures}, [written], options.out)
     return written.figures
@@ -175,7 +175,7 @@ def held_out_inputs(options: Eval, opened: "Opened", evaluators: "Evaluators") -
     for place, evaluator in evaluators.of.items():
         if getattr(evaluator.objective, "layout", None) == INPUT_TARGET:
             asked = targets.of_corpus(evaluator.held_out, opened.tokenizer, evaluator.examples)
-            inputs[place] = Inputs(asked, targets.begun(asked, opened, [evaluator.objective], options.decoding))
+            inputs[place] = Inputs(asked, targets.make_prompts(asked, opened, [evaluator.objective], options.decoding))
     if not inputs:
         raise UserError(
             "--write: the run has no rows of input and target (objective.layout=input-target); use --source instead"

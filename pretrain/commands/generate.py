@@ -124,15 +124,15 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
     decoding = dataclasses.replace(options.decoding, stop=tuple(sorted(ends)))
     number, program = options.number or 1, _program(options, opened)
     before = [] if options.code is None else [prefixes.token(made, options.code)]
-    behind = targets.behind(opened, opened.objectives[:1])
+    separators = targets.separators(opened, opened.objectives[:1])
     with_sentinels = lambda prompt: made.tokenizer.encode(prompt, add_special_tokens=False).ids
     encoded = [*map(with_sentinels, prompts)] if has_encoder else encode(made, prompts)
     if stops and has_encoder and any(marks & {*tokens} for tokens in encoded):
         raise UserError(f"--stop {options.stop[0]!r}: has no effect on filling sentinels; leave it out")
-    if behind and not has_encoder:
+    if separators and not has_encoder:
         print("the run was trained on inputs and targets: each prompt is an input, and its target is printed")
-    printed = [[] for _ in encoded] if behind else encoded
-    inputs = [before + tokens + behind for tokens in encoded]
+    printed = [[] for _ in encoded] if separators else encoded
+    inputs = [before + tokens + separators for tokens in encoded]
     opened.warn_beyond_trained(max(map(len, inputs)) + (0 if has_encoder else decoding.max_tokens - 1))
     doing("compiling, then generating")
     with divided_by(opened.mesh):

@@ -71,19 +71,19 @@ def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Param
     """
 
     def write(params: Params, tokens: Array, segments: Array, noise: Array) -> Array:
-        params = apart(model, params)
+        params = unstacked(model, params)
         with placed_by(activation_rules(mesh)), matmul_precision(model.program.dtype):
             first = read(model, params, tokens, segments, decoding.max_tokens)
-            begun = begun_texts(model, tokens, segments)
+            texts = first_texts(model, tokens, segments)
             if decoding.beams > 1:
-                return search(model, decoding, params, first, *begun)
+                return search(model, decoding, params, first, *texts)
             following = functools.partial(next_logits, model, params)
-            return write_texts(decoding, first, following, *begun, noise)[:, None]
+            return write_texts(decoding, first, following, *texts, noise)[:, None]
 
     return jax.jit(write, compiler_options=small_product_options(mesh))
 
 
-def begun_texts(model: nn.Module, tokens: Array, segments: Array) -> tuple[Array, Array]:
+def first_texts(model: nn.Module, tokens: Array, segments: Array) -> tuple[Array, Array]:
     """Return (tokens, segments) i32[rows, places] of the texts to continue: the prompts, or for an encoder-decoder the
     decoder's start token."""
     if not isinstance(model, EncoderDecoder):
@@ -128,7 +128,7 @@ def search(
     model: nn.Module, decoding: Decoding, params: Params, first: tuple[Array, Any], tokens: Array, segments: Array
 ) -> Array:
     """Search from left-padded prompts, tokens and segments i32[prompts, places] -> i32[prompts, beams, max_tokens],
-    best first; tokens after a stop token are meaningless.   params: from `apart`.   first: as in `write_texts`."""
+    best first; tokens after a stop token are meaningless.   params: from `unstacked`.   first: as in `write_texts`."""
 
     def step(beams: Beams) -> Beams:
         last = jax.lax.dynamic_slice_in_dim(beams.tokens, beams.written - 1, 1, axis=2).reshape(-1, 1)
@@ -227,11 +227,11 @@ def repeating(texts: Array, end: Array, size: int, shape: tuple[int, int]) -> Ar
     bool[rows, vocab] of the given shape. With size 1 these are all tokens before `end`."""
     if size > texts.shape[1]:
         return jnp.zeros(shape, bool)
-    begun = jax.lax.dynamic_slice_in_dim(texts, end - size + 1, size - 1, axis=1)
+    prefix = jax.lax.dynamic_slice_in_dim(texts, end - size + 1, size - 1, axis=1)
     ends = texts[:, size - 1 :]
     same = (ends != NOTHING) & (jnp.arange(size - 1, texts.shape[1]) < end)
     for place in range(size - 1):
-        same &= texts[:, place : place + ends.shape[1]] == begun[:, place, None]
+        same &= texts[:, place : place + ends.shape[1]] == prefix[:, place, None]
     return jnp.zeros(shape, bool).at[jnp.arange(len(texts))[:, None], ends].max(same)
 
 
@@ -261,7 +261,7 @@ def choose(logits: Array, noise: Array, decoding: Decoding) -> Array:
 def read(model: nn.Module, params: Params, tokens: Array, segments: Array, more: int) -> tuple[Array, Any]:
     """Read left-padded prompts -> (logits f32[rows, vocab] after each, a state with room for `more` tokens).
 
-    params: from `apart`.
+    params: from `unstacked`.
     """
     return _logits(model, params, "begin", of_texts(tokens, segments), more)
 
@@ -269,7 +269,7 @@ def read(model: nn.Module, params: Params, tokens: Array, segments: Array, more:
 def next_logits(model: nn.Module, params: Params, last: Array, lengths: Array, state: Any) -> tuple[Array, Any]:
     """Read one more token i32[rows, 1] of texts with lengths i32[rows] -> (logits f32[rows, vocab], new state).
 
-    params: from `apart`.
+    params: from `unstacked`.
     """
     if model.program.depth == "unroll" and isinstance(state, Cache):
         state = _each_array(jnp.stack, state)
@@ -288,7 +288,7 @@ def of_next(tokens: Array, lengths: Array) -> Inputs:
     return {"tokens": tokens, "segments": jnp.ones_like(positions), "positions": positions}
 
 
-def apart(model: nn.Module, params: Params) -> Params:
+def unstacked(model: nn.Module, params: Params) -> Params:
     """Prepare parameters for a loop over tokens: for an unrolled program, turn stacks of layers into lists, like the
     cache from `read`, and transpose matrices to [out, in] for `turned_weights`. Prepared parameters stay as they are.
 
@@ -322,7 +322,7 @@ def _each_array(change: Callable, cache: Cache) -> Cache:
 
 # Prepares a model's parameters for `program` once, for many calls. On CPUs the result is a copy, so that the original
 # can be freed; elsewhere it mostly shares memory.
-ready = jax.jit(apart, static_argnums=0)
+ready = jax.jit(unstacked, static_argnums=0)
 
 
 def _turned(layer: Params) -> Params:
@@ -330,7 +330,7 @@ def _turned(layer: Params) -> Params:
 
 
 def _logits(model: nn.Module, params: Params, method: str, inputs: Inputs, before: Any) -> tuple[Array, Any]:
-    """Call a method of the model -> (logits f32[rows, vocab] at the last token, state).   params: from `apart`.
+    """Call a method of the model -> (logits f32[rows, vocab] at the last token, state).   params: from `unstacked`.
     before: the method's second argument."""
     unrolled, few = model.program.depth == "unroll", inputs["tokens"].size < FEW_ROWS
     if unrolled:

@@ -219,17 +219,17 @@ class Prompter:
             texts += [(example, before, target) for target in (example.choices if with_target else ("",))]
         befores, targets = ([text[part] for text in texts] for part in (1, 2))
         if self.delimiter is not None:
-            begun = [np.append(tokens, self.delimiter) for tokens in self.encoder.tokens(befores)]
-            tokens = list(map(np.append, begun, self.encoder.tokens(targets)))
-            firsts = list(map(len, begun))
+            inputs = [np.append(tokens, self.delimiter) for tokens in self.encoder.tokens(befores)]
+            tokens = list(map(np.append, inputs, self.encoder.tokens(targets)))
+            firsts = list(map(len, inputs))
         else:
             places = [np.array([len(before)]) for before in befores]
             encoded = self.encoder.encode(list(map(str.__add__, befores, targets)), places)
             tokens, firsts = np.split(encoded.tokens, np.cumsum(encoded.lengths)[:-1]), encoded.ended.tolist()
-        made = map(self._begun, tokens, firsts, (example for example, *_ in texts), targets)
+        made = map(self._with_context, tokens, firsts, (example for example, *_ in texts), targets)
         return [tuple(itertools.islice(made, len(example.choices) if with_target else 1)) for example, _ in chosen]
 
-    def _begun(self, tokens: np.ndarray, first: int, example: Example, choice: str) -> Tokens:
+    def _with_context(self, tokens: np.ndarray, first: int, example: Example, choice: str) -> Tokens:
         """Return a text with at least one token before its target."""
         if choice and first == len(tokens):
             raise UserError(f"{example.where}: the run's tokenizer has no tokens for {choice!r}; change it")

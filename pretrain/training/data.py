@@ -89,7 +89,7 @@ def check_data(recipe: Recipe, corpora: Mapping[str, Corpus]) -> None:
             batches.check_size()
 
 
-def said_of_data(recipe: Recipe, corpora: Mapping[str, Corpus], mesh: Mesh) -> list[str]:
+def data_lines(recipe: Recipe, corpora: Mapping[str, Corpus], mesh: Mesh) -> list[str]:
     """List log lines on the rates of several corpora or tasks, and on how much text each of several processes reads."""
     lines = []
     if len(corpora) > 1 and not all(task.corpus for _, _, task in every_task(recipe)):

@@ -31,11 +31,11 @@ from pretrain.storage.journal import Warnings
 from pretrain.storage.run_directory import flat
 from pretrain.training.assembly import parameter_shapes, split_frozen
 from pretrain.training.attention_choice import form_of_pattern, why_plain
-from pretrain.training.data import check_data, said_of_data
+from pretrain.training.data import check_data, data_lines
 from pretrain.training.loop import train
 from pretrain.training.placement import EVALUATE, TRAIN, Placed, place, trace
 from pretrain.training.signals import StopRequest
-from pretrain.training.start import First, Run, begun_from, start
+from pretrain.training.start import First, Run, initial_weights, start
 from tpu.cluster import agree, from_first
 from tpu.mesh import device_memory, mesh_shape, reason
 
@@ -77,7 +77,7 @@ def run_on(
         placed = before.of(checked)
     else:
         placed = place(checked, options, jax.devices(), device_memory())
-    initial = begun_from(placed, next(iter(corpora.values())), options)
+    initial = initial_weights(placed, next(iter(corpora.values())), options)
     doing("tracing the programs")
     trace(placed.stages, (TRAIN, EVALUATE) if evaluators is None else (TRAIN,))
     with start(placed, corpora, options, initial, warnings, stop or StopRequest(), evaluators) as (whole, first):
@@ -147,7 +147,7 @@ def _opening_lines(placed: Placed, run: Run, first: First) -> list[str]:
     lines += why_plain(assembly, options, mesh) + form_of_pattern(assembly)
     if untrained := sorted(set.intersection(*(set(stage.untrained()) for stage in placed.stages))):
         lines.append(f"no loss depends on these parameters, which keep their initial values: {', '.join(untrained)}")
-    lines += said_of_data(recipe, corpora, mesh)
+    lines += data_lines(recipe, corpora, mesh)
     corpus = next(iter(corpora.values()))
     tokenizer = tokenizers.load(corpus.tokenizer_path)
     lines += [f"--corpus {corpus.source}: {misfit}" for misfit in misfits(recipe.model, tokenizer)]

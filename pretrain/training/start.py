@@ -37,7 +37,7 @@ from tpu.mesh import host_mesh
 INIT_FROM = "--init-from"
 
 
-class Begun(NamedTuple):
+class InitialWeights(NamedTuple):
     """Initial weights of a run, in this host's memory.   weights: None for random ones.   teachers: by name; {} without
     teachers or on resume."""
 
@@ -81,7 +81,7 @@ def start(
     placed: Placed,
     corpora: Mapping[str, Corpus],
     options: Options,
-    initial: Begun,
+    initial: InitialWeights,
     warnings: Warnings,
     stop: StopRequest,
     evaluators: Callable | None = None,
@@ -110,7 +110,7 @@ def _measured(recipe: Recipe, directory: RunDirectory) -> list[tuple[int, dict[s
     return [(figures["step"], losses(recipe, figures)) for figures in read_metrics(directory, "eval")]
 
 
-def begun_from(placed: Placed, corpus: Corpus, options: Options) -> Begun:
+def initial_weights(placed: Placed, corpus: Corpus, options: Options) -> InitialWeights:
     """Load the weights of --init-from and of the recipe's teachers, unless the work directory has checkpoints."""
     recipe, shapes = placed.assembly.recipe, parameter_shapes(placed.assembly.recipe)
     source, heads_anew = from_first(INIT_FROM, lambda: _init_from(RunDirectory(options.workdir), options))
@@ -119,7 +119,7 @@ def begun_from(placed: Placed, corpus: Corpus, options: Options) -> Begun:
     def random() -> Params:
         return jax.device_get(jax.jit(lambda: initial_params(placed.assembly))())
 
-    def load() -> Begun:
+    def load() -> InitialWeights:
         weights, teachers = None, {}
         if source is not None:
             wanted = {name: part for name, part in shapes.items() if name != TEACHERS}
@@ -127,9 +127,9 @@ def begun_from(placed: Placed, corpus: Corpus, options: Options) -> Begun:
         for index, teacher in enumerate(() if resumes else recipe.teachers):
             setting, wanted = f"teachers.{index}.source", shapes[TEACHERS][teacher.name]
             teachers[teacher.name] = load_weights(setting, teacher.source, teacher.model, wanted, corpus)
-        return Begun(weights, {TEACHERS: teachers} if teachers else {})
+        return InitialWeights(weights, {TEACHERS: teachers} if teachers else {})
 
-    loaded: list[Begun] = []
+    loaded: list[InitialWeights] = []
     gather("initial weights", lambda: loaded.append(load()))
     return loaded[0]
 
@@ -148,7 +148,7 @@ def _init_from(directory: RunDirectory, options: Options) -> tuple[str | None, b
 
 @busy("initializing or restoring the train state")
 def _first_state(
-    placed: Placed, before: Recipe, directory: RunDirectory, checkpoints: Checkpoints, initial: Begun
+    placed: Placed, before: Recipe, directory: RunDirectory, checkpoints: Checkpoints, initial: InitialWeights
 ) -> tuple[TrainState, int, Params, str]:
     """Return (state, its phase, frozen parameters, log line on where they come from).
 

@@ -42,7 +42,7 @@ class Asked(NamedTuple):
     targets: tuple[str, ...]
 
 
-def behind(opened: Opened, objectives: Sequence[Objective]) -> list[int]:
+def separators(opened: Opened, objectives: Sequence[Objective]) -> list[int]:
     """Return the tokens between an input and its target: an encoder's end token, or the delimiter of a decoder's rows
     of input and target if one of the objectives has such rows; else none.
 
@@ -121,7 +121,7 @@ def _add(documents: list[dict[str, str]], document: Document) -> None:
         documents[-1][segment.name] = documents[-1].get(segment.name, "") + segment.text
 
 
-def begun(
+def make_prompts(
     asked: Sequence[Asked], opened: Opened, objectives: Sequence[Objective], decoding: Decoding
 ) -> list[list[int]]:
     """Make prompts of inputs, each with the tokens before its target, and truncated to the rows of a run. Warns how
@@ -129,7 +129,7 @@ def begun(
 
     UserError if the model does not read inputs with targets, or if no input fits into a row.
     """
-    made, after = opened.tokenizer, behind(opened, objectives)
+    made, after = opened.tokenizer, separators(opened, objectives)
     if not after:
         raise UserError(
             f"--write, --source: {opened.source} does not map inputs to targets; use a run of an encoder-decoder, or "

@@ -68,13 +68,13 @@ def test_order_and_mixture_decide_the_batches(folder):
 
 def test_a_run_says_its_rates_and_what_each_process_reads(folder, monkeypatch):
     corpora = open_corpora(text(folder), {})
-    assert data.said_of_data(tiny.bert(mixture="given:0.7,0.4"), corpora, None) == [
+    assert data.data_lines(tiny.bert(mixture="given:0.7,0.4"), corpora, None) == [
         "mixture=given:0.7,0.4: the rows are 63.64% a, 36.36% b"
     ]
     monkeypatch.setattr(data, "size", lambda: 4)
     monkeypatch.setattr(data, "host_rows", lambda mesh, rows: np.arange(rows // 4))
     for lanes, said in ((1, "reads 100%"), (2, "reads 50%"), (8, "reads 25%")):
-        *_, line = data.said_of_data(tiny.bert(order=Order(lanes)), corpora, None)
+        *_, line = data.data_lines(tiny.bert(order=Order(lanes)), corpora, None)
         assert line.startswith(f"order.lanes={lanes}: each of 4 processes {said}")
         assert ("--order.lanes 4, in another --workdir, would" in line) == (lanes < 4)
 
@@ -99,7 +99,7 @@ def test_rates_of_tasks_follow_from_their_examples(folder):
     equal = data.task_rates(in_tasks("proportional:1"), corpora, 0)
     assert equal == pytest.approx(dict.fromkeys(rows, 1 / 3)) == data.task_rates(in_tasks("equal"), corpora, 0)
     assert data.task_rates(in_tasks(""), corpora, 0) == dict.fromkeys(rows, 1.0)
-    said = data.said_of_data(in_tasks("proportional:1"), corpora, None)[-1]
+    said = data.data_lines(in_tasks("proportional:1"), corpora, None)[-1]
     assert f"phases.0.rates=proportional:1: the steps are 33.33% spans ({rows['spans']:,} examples), 33.33%" in said
     of_pairs = Pairs(32, 9), InputTarget(32, True, False)
     assert [of.examples_of({"documents": 7, "tokens": 99}) for of in of_pairs] == [7, 7]

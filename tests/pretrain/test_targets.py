@@ -33,7 +33,7 @@ from pretrain.recipe import Phase
 from pretrain.storage import run_directory
 from pretrain.training import targets
 from pretrain.training.assembly import assemble
-from pretrain.training.data import said_of_data
+from pretrain.training.data import data_lines
 from pretrain.training.evaluate import Evaluator
 from pretrain.training.opened import Opened, Restored
 from tests.data_pipelines.tokenizers.trained import train
@@ -135,26 +135,26 @@ def test_a_decoder_is_given_its_rows_up_to_their_delimiter_with_room_for_a_targe
     end = made.special["sep"]
     rows = [row.tolist() for batch in evaluation_batches(examples, 100) for row in batch["tokens"]]
     expected = [row[: row.index(end)] for row in rows[: len(asked)]]
-    prompts = targets.begun(asked, opened, [NextTokenPrediction(), objective], Decoding(max_tokens=40))
+    prompts = targets.make_prompts(asked, opened, [NextTokenPrediction(), objective], Decoding(max_tokens=40))
     assert prompts == [[*before[:23], end] for before in expected] and max(map(len, expected)) > 23
     said = "--max-tokens 63: leaves no room for an input in rows of 64 tokens; give fewer"
     with pytest.raises(UserError, match=said):
-        targets.begun(asked, opened, [objective], Decoding(max_tokens=63))
+        targets.make_prompts(asked, opened, [objective], Decoding(max_tokens=63))
     with pytest.raises(UserError, match="--write, --source: run does not map inputs to targets"):
-        targets.begun(asked, opened, [NextTokenPrediction()], Decoding())
+        targets.make_prompts(asked, opened, [NextTokenPrediction()], Decoding())
 
 
 def test_a_tokenizer_in_which_nothing_ends_inputs_is_told(corpus):
     made = stored.load(corpus / "tokenizer")
     opened = Opened(Path("hf"), T5(tiny.T5, Program()), {}, None, made, None)
-    assert targets.behind(opened, []) == [made.special["sep"]]
+    assert targets.separators(opened, []) == [made.special["sep"]]
     lacking = made._replace(special={"pad": 0, "eos": 1})
     with pytest.raises(UserError, match="^hf: its tokenizer has no eod or sep token to end inputs with; "):
-        targets.behind(opened._replace(tokenizer=lacking), [])
+        targets.separators(opened._replace(tokenizer=lacking), [])
 
 
 def test_a_run_says_which_rows_leave_out_what_stands_before_documents(corpus):
-    said = lambda recipe: said_of_data(recipe, {"": Corpus(corpus)}, None)
+    said = lambda recipe: data_lines(recipe, {"": Corpus(corpus)}, None)
     expected = f"--corpus {corpus}: the rows leave out the tone before each document"
     assert said(tiny.t5()) == said(tiny.t5(objective=SequenceToSequence("prefix"))) == [expected]
     for recipe in tiny.gpt2(), tiny.t5(objective=SequenceToSequence("input-target")):
