@@ -127,8 +127,8 @@ def test_a_kernel_is_taken_by_itself_where_it_can_run_else_the_run_says_why(reci
 @pytest.mark.parametrize(
     "recipe, platform, named, said",
     [
-        (bert(), "cpu", "splash", "not for bert on cpu; use xla$"),
-        (transformer_xl(), "tpu", "splash", "not for transformer-xl on tpu; use xla or relative"),
+        (bert(), "cpu", "splash", "is not available for bert on cpu; use xla$"),
+        (transformer_xl(), "tpu", "splash", "is not available for transformer-xl on tpu; use xla or relative"),
         (bert(), "tpu", "nonsense", "^--attention: unknown attention nonsense; use one of splash, xla$"),
         (bert(), "tpu", "splash+", "'' is not a kernel, and '[+]' joins kernels; use xla or splash$"),
         (sparse(), "tpu", "dense+blocked", "'dense' is not a kernel, and '[+]' joins kernels; use xla or pattern$"),

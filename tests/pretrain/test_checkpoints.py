@@ -222,14 +222,16 @@ def test_a_run_that_cannot_write_its_checkpoint_keeps_the_one_before(corpus_path
     run(toys.recipe(steps=4), tiny.options(corpus_path, workdir))
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=10_000))
-        said = "No space left on device: a checkpoint takes 0.0 MB, 0.0 MB are free.*safe: 4. Free space"
+        said = (
+            "No space left on device: a checkpoint takes 0.0 MB, but 0.0 MB are free.*free space.*safe checkpoints: 4"
+        )
         with pytest.raises(UserError, match=said):
             run(toys.recipe(steps=8), tiny.options(corpus_path, workdir))
     assert [folder.name for folder in (workdir / "checkpoints").iterdir()] == ["4"]  # it is not even begun
     with monkeypatch.context() as patch:
         full = mock.Mock(side_effect=OSError(errno.EFBIG, "File too large"))
         patch.setattr(os, "rename", full)  # Orbax's last step
-        with pytest.raises(UserError, match="cannot write there .*File too large.*safe: 4.") as refused:
+        with pytest.raises(UserError, match="cannot write there .*File too large.*safe checkpoints: 4") as refused:
             run(toys.recipe(steps=8), tiny.options(corpus_path, workdir))
     assert refused.value.status == 2
     assert tiny.final_state(workdir).step == 4

@@ -109,7 +109,7 @@ def test_what_is_wrong_with_a_task_is_said_with_its_name(folder):
     phase = dataclasses.replace(in_tasks("").phases[0], target_length=5)
     with pytest.raises(UserError, match="^task spans: phases.0.target_length=5: at length=32"):
         check(tiny.t5(phases=(phase,)))
-    with pytest.raises(UserError, match="^task spans: objective SequenceToSequence: asks for EncoderDecoder"):
+    with pytest.raises(UserError, match="^task spans: objective SequenceToSequence: needs EncoderDecoder"):
         check(dataclasses.replace(in_tasks(""), model=tiny.BERT))
     with pytest.raises(UserError, match="^task spans: corpus .*/a has 0 sentinels"):
         check_data(in_tasks(""), open_corpora(text(folder), {}))

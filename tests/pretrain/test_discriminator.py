@@ -41,7 +41,7 @@ def test_it_tells_held_out_texts_and_says_so(trained, gpt2_run):
     said, folder = trained
     run = restore(RunDirectory(gpt2_run))
     assert said[0].startswith(
-        f"{gpt2_run} at step {run.step}: held-out accuracy 1.0000 ± 0.0000 of 20 texts, 1.0000 of the 60"
+        f"{gpt2_run} at step {run.step}: accuracy 1.0000 ± 0.0000 on 20 held-out texts, 1.0000 on 60"
     )
     assert "always the commonest label: 0.5000" in said[0] and said[1].startswith(
         "1 texts are longer than the model's 64"
@@ -73,7 +73,7 @@ def test_one_of_another_model_or_damaged_is_refused(trained, gpt2_run, tmp_path)
 MISTAKES = {
     "one label": ([{"text": "a", "label": "x"}] * 9, "give at least two labels"),
     "no label": ([{"text": "a"}], "line 1: has no 'label' but 'text'"),
-    "a number": ([{"text": "a", "label": 1}], "line 1: 'label' is 1; give text"),
+    "a number": ([{"text": "a", "label": 1}], "line 1: 'label' is 1; give a string"),
 }
 
 

@@ -96,7 +96,7 @@ def test_of_a_dense_recipe_there_is_nothing_to_draw(tmp_path, capsys):
     "options, said",
     [
         (["--length", 64], "--length 64: model.pattern.random=3: a row has 4 blocks of 16"),
-        (["--layer", 2], "--layer 2: there are 2; give one from 0 to 1"),
+        (["--layer", 2], "--layer 2: the model has 2; give one from 0 to 1"),
         (["--out", "pattern"], "--out pattern: is not an image format; use .png"),
         (["--length", 2**22], "--length 4194304: 2 x 2 tables of 262,144 x 262,144 blocks are too many to draw"),
         (["--objective.globals", 300], "objective.globals=300: must be from 0 (none) to the row's"),

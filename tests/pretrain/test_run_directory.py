@@ -202,7 +202,7 @@ def test_a_run_made_longer_goes_on_from_its_rate_also_when_killed(corpus_path, t
     go(10)
     identity = RunDirectory(workdir).identity()
     go(20, "constant")
-    assert "steps: 10 -> 20; from here constant: rate 0.05 -> 0.05" in capsys.readouterr().out
+    assert "steps: 10 -> 20; --extend constant: learning rate 0.05 -> 0.05" in capsys.readouterr().out
     found = rates(workdir)
     assert found[10] == found[11] == found[15] == found[20] == pytest.approx(0.05)
     whole = tiny.final_state(workdir)
@@ -234,7 +234,7 @@ def test_how_a_run_goes_on_is_chosen_together_with_more_steps(started):
     with pytest.raises(UserError, match="--extend decay: .* has no checkpoint to resume; leave this"):
         run_directory.longer(options, dataclasses.replace(recipe, steps=30))
     (workdir / "checkpoints" / "5").mkdir(parents=True)
-    with pytest.raises(UserError, match="--extend decay: .* has 20 steps already; give more with --steps"):
+    with pytest.raises(UserError, match="--extend decay: .* already has 20 steps; give more with --steps"):
         run_directory.longer(options, recipe)
     with pytest.raises(UserError, match="another recipe .phases.0.length: 32 -> 16"):
         run_directory.longer(options, dataclasses.replace(recipe, steps=30, phases=(Phase(1.0, 16, 8),)))
@@ -263,7 +263,7 @@ def test_fewer_steps_than_are_done_are_refused_and_nothing_is_written(started):
     contents = lambda: {file: file.read_bytes() for file in workdir.rglob("*") if file.is_file()}
     before = contents()
     said = refusal(workdir, dataclasses.replace(recipe, steps=9), corpus, None)
-    assert "--steps 9: " in said and "has done 10 already: give 10 or more" in said
+    assert "--steps 9: " in said and "has already done 10; give 10 or more" in said
     assert contents() == before
     start(workdir, dataclasses.replace(recipe, steps=10), corpus, None)  # all of them are done
 

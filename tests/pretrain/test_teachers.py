@@ -98,15 +98,15 @@ def test_a_student_learns_from_a_run_and_goes_on_without_it_bit_for_bit(corpus_p
 
 def test_what_is_wrong_with_a_teacher_is_said_in_one_line(corpus_path, source, tmp_path):
     options = tiny.options(corpus_path, tmp_path / "run")
-    with pytest.raises(UserError, match="teachers: the recipe has none, Distillation asks for teacher; give each"):
+    with pytest.raises(UserError, match="teachers: the recipe has none, Distillation needs teacher; give each"):
         check(tiny.bert(model=STUDENT, objective=Distillation()))
-    with pytest.raises(UserError, match="teachers: the recipe has teacher, MaskedLanguageModel asks for none"):
+    with pytest.raises(UserError, match="teachers: the recipe has teacher, MaskedLanguageModel needs none"):
         check(recipe(source, objective=PLAIN))
     with pytest.raises(
-        UserError, match="objective Distillation: asks for Encoder, predictions, which TransformerXLConfig has not"
+        UserError, match="objective Distillation: needs Encoder, predictions, which TransformerXLConfig lacks"
     ):
         check(recipe(source, tiny.TRANSFORMER_XL))
-    with pytest.raises(UserError, match=r"phases.0.length=32 is longer than teachers.0.model.positions=16: lower"):
+    with pytest.raises(UserError, match=r"phases.0.length=32: exceeds teachers.0.model.positions=16; lower"):
         check(recipe("runs/teacher", dataclasses.replace(TEACHER, positions=16)))
     with pytest.raises(UserError, match=r"^teachers.0.source .*: model.width is 24 there and 32 here; .*, or"):
         run(of_boxes(source, boxes.BoxedConfig(width=32)), options)

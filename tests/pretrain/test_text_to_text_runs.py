@@ -134,7 +134,7 @@ def test_with_patience_a_run_ends_when_the_best_evaluation_is_so_many_before(cor
     for _ in range(2):  # the second time it has nothing left to do
         assert run(toys.recipe(steps=20), options) == 0
         assert seen == [3, 6, 9, 12] and RunDirectory(tmp_path).checkpoint_steps()[-1] == 12
-    assert "--patience 2: ended" in (tmp_path / "log.txt").read_text()
+    assert "--patience 2: stopped" in (tmp_path / "log.txt").read_text()
     with pytest.raises(UserError, match="--patience 2: needs several evaluations, but --eval-every 0 makes only one"):
         tiny.options(corpus_path, tmp_path, patience=2)
 
