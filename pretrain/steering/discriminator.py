@@ -81,7 +81,7 @@ def load(folder: Path, params: Params) -> Discriminator:
         kernel, bias = np.array(fields["kernel"], np.float32), np.array(fields["bias"], np.float32)
         loaded = Discriminator([*fields["labels"]], kernel, bias, fields["model"], fields.get("step"))
     except OSError as error:
-        raise UserError(f"--discriminator {folder}: {FILE} is unreadable ({error.strerror}); train one first") from None
+        raise UserError(f"--discriminator {folder}: {FILE} cannot be read ({error.strerror}); train one") from None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"--discriminator {folder}: {FILE} is damaged ({error!r}); train it again") from None
     if loaded.model != fingerprint(params):

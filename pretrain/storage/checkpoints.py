@@ -180,7 +180,7 @@ def newest_intact(
     """
     if step is not None:
         if step not in steps:
-            raise UserError(f"--step {step}: {folder} has only checkpoints of {steps or 'no steps'}; give one of those")
+            raise UserError(f"{folder}: has no checkpoint of step {step}; give one of {steps or 'another run'}")
         steps = [step]
     damaged = {}
     for candidate in reversed(steps):

@@ -72,7 +72,7 @@ def test_one_of_another_model_or_damaged_is_refused(trained, gpt2_run, tmp_path)
 
 MISTAKES = {
     "one label": ([{"text": "a", "label": "x"}] * 9, "give at least two labels"),
-    "no label": ([{"text": "a"}], "line 1: has no 'label' but 'text'"),
+    "no label": ([{"text": "a"}], "line 1: 'label' is missing (keys: 'text')"),
     "a number": ([{"text": "a", "label": 1}], "line 1: 'label' is 1; give a string"),
 }
 

@@ -233,7 +233,7 @@ def test_masks_are_filled_with_the_global_tokens_that_rows_name():
 
 
 def test_a_model_that_reads_more_than_text_fills_no_masks():
-    with pytest.raises(UserError, match="a model of bigbird-etc reads 'global_"):
+    with pytest.raises(UserError, match="a model of bigbird-etc needs 'global_"):
         fill(MODULES["bigbird-etc"], {}, [5, 6], 6, 8, 1)
 
 

@@ -274,8 +274,8 @@ MISTAKES = [
         ["--source", "SOURCE", *fields("one", "de", "one")],
         "--field one: is given twice, but each is a separate segment",
     ),
-    (["--source", "SOURCE", *fields("de", "one"), "--out", "FOLDER/link"], "link: is a file of --source"),
-    (["--source", "parallel:BLANK,FILE", "--out", "FILE"], "FILE: is a file of --source parallel:"),
+    (["--source", "SOURCE", *fields("de", "one"), "--out", "FOLDER/link"], "link: would replace a file of --source"),
+    (["--source", "parallel:BLANK,FILE", "--out", "FILE"], "FILE: would replace a file of --source parallel:"),
 ]
 
 
