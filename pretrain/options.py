@@ -83,8 +83,6 @@ class Options(How, Where):  # fields of the last base come first
     eval_every: int = 500
     """Steps between two evaluations on the held-out set; 0 evaluates only at the end of the run."""
     eval_examples: int = 1024
-    """Steps between two evaluations on the held-out set; 0 evaluates only at the end of the run."""
-    eval_examples: int = 1024
     """Number of held-out rows to evaluate on, always the same."""
     sample: bool = True
     """Also print a sample at each evaluation: a held-out text with its masks filled, or continued."""

@@ -263,7 +263,7 @@ def test_export_writes_a_folder_for_the_step_that_is_asked_for(uninterrupted, tm
     assert 2 * (tmp_path / "half" / "model.safetensors").stat().st_size < 1.1 * len(files[0])
     assert (tmp_path / "newest" / "config.json").is_file() and (tmp_path / "newest" / "tokenizer.json").is_file()
     assert main(["export", str(uninterrupted), "--to", str(tmp_path / "none"), "--step", "5"]) == 2
-    assert "no checkpoint of step 5: there are [4, 8, 12]" in capsys.readouterr().err
+    assert "no checkpoint of step 5; give one of [4, 8, 12]" in capsys.readouterr().err
 
 
 def test_a_run_compiles_nothing_after_its_first_evaluation(corpus_path, tmp_path, monkeypatch):
