@@ -56,7 +56,7 @@ def test_a_second_phase_without_room_ends_the_run_before_the_first_step(
     with pytest.raises(UserError) as caught:
         run(toys.recipe(phases=PHASES), tiny.options(corpus_path, tmp_path / "run"))
     said = str(caught.value)
-    assert said.startswith("phase 2: its train step does not fit a device's memory; raise --microbatches")
+    assert said.startswith("phase 2: the train step does not fit a device's memory; raise --microbatches")
     assert all(cure in said for cure in ("--remat full", "--mesh"))
     assert said.endswith(" or, in another --workdir, a smaller phases.1.batch_size")
     assert read_metrics(RunDirectory(tmp_path / "run"), "train") == []
@@ -102,7 +102,7 @@ def test_what_finds_no_memory_in_its_first_step_says_what_makes_it_smaller(corpu
         return sums | {"next": Term(sums["next"].sum + jax.lax.sort(terabytes)[0, 0])}, *rest
 
     monkeypatch.setattr(toys.NextWord, "loss", large)
-    with pytest.raises(UserError, match="phase 1: its train step does not fit .*raise --microbatches"):
+    with pytest.raises(UserError, match="phase 1: the train step does not fit .*raise --microbatches"):
         run(toys.recipe(), tiny.options(corpus_path, tmp_path / "run"))
 
 

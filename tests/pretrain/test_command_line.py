@@ -61,7 +61,7 @@ LONGFORMER = ["--model.pattern.name", "longformer"]
 MISTAKES = {
     "random blocks": ([*BIGBIRD, "--model.pattern.random", 12], "phases.0.length=128: model.pattern.random=12: a row"),
     "another's field": ([*BIGBIRD, "--model.pattern.windows", 64], "=[64]: has no effect with model.pattern.name=bigb"),
-    "a dense field": (["--model.pattern.block", 32], "block=32: has no effect with model.pattern.name=dense, it"),
+    "a dense field": (["--model.pattern.block", 32], "block=32: has no effect with model.pattern.name=dense, which"),
     "unknown field": (["--model.dept", 3], "unknown option --model.dept; did you mean --model.depth"),
     "unknown option": (["--keep-evry", 3], "unknown option --keep-evry; did you mean --keep-every"),
     "no number": (["--steps", "many"], "--steps 'many': give a whole number"),
@@ -85,7 +85,7 @@ MISTAKES = {
     "dilation": ([*LONGFORMER, "--model.pattern.dilations", 128], "=[128]: 128 reaches beyond a row of 128 tokens"),
     "heads": (["--model.heads", 3], "bert-tiny: model.width=128 is not a multiple of model.heads=3"),
     "layout": (["--objective.layout", "lines"], "objective.layout='lines': use one of segment-pairs"),
-    "pairs": (["--objective.layout", "packed-sentences"], "objective.layout='packed-sentences' has no pairs"),
+    "pairs": (["--objective.layout", "packed-sentences"], "objective.layout='packed-sentences': has no pairs"),
     "two labels": (
         ["--objective.sentence-order"],
         "objective.next_sentence=True and objective.sentence_order=True: a pair has only one label; set one of them",

@@ -95,7 +95,7 @@ def test_no_memory_for_a_checkpoint_is_said_of_the_checkpoint(corpus_path, tmp_p
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
     monkeypatch.setattr(Checkpoints, "save", save)
-    with pytest.raises(UserError, match="^phase 1: its checkpoint does not fit a device's memory; try a --mesh"):
+    with pytest.raises(UserError, match="^phase 1: the checkpoint does not fit a device's memory; try a --mesh"):
         run(toys.recipe(steps=10), tiny.options(corpus_path, tmp_path / "run", checkpoint_every=5))
 
 

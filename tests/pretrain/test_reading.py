@@ -77,7 +77,7 @@ def test_what_may_pass_is_tried_again(two, monkeypatch, caplog):
 def test_what_does_not_pass_is_an_error_and_no_older_checkpoint_is_taken(error, two, monkeypatch, caplog):
     before = everything(two)
     failing(monkeypatch, error, times=3)
-    with pytest.raises(UserError, match="checkpoint .*2 cannot be read now .*is unchanged") as caught:
+    with pytest.raises(UserError, match="checkpoint .*2: cannot be read now .*is unchanged") as caught:
         reopened(two).restore(like)
     assert "\n" not in str(caught.value) and everything(two) == before
     assert caplog.text.count("cannot be read") == 2
@@ -133,7 +133,7 @@ def test_eval_leaves_out_what_is_damaged_or_gone_of_all_checkpoints(trained, tmp
     DAMAGES["all files empty"](workdir / "checkpoints" / "5")
     monkeypatch.setattr(RunDirectory, "checkpoint_steps", lambda _: [3, 5, 10])  # a live run has replaced 3
     assert main(["eval", str(workdir), "--all", "--examples", "8"]) == 0
-    assert re.search("step 5 is skipped: checkpoint .*5 is damaged", caplog.text)
+    assert re.search("step 5 is skipped: checkpoint .*5: is damaged", caplog.text)
     assert "step 3 is skipped: " in caplog.text
     out = capsys.readouterr().out
     assert "step 10" in out and "step 5" not in out and "step 3" not in out
