@@ -214,7 +214,7 @@ def test_an_export_to_the_bucket_is_the_export_to_a_disk_and_weights_come_from_b
 def test_what_the_cloud_refuses_is_one_line(bucket, capsys, tmp_path):
     settings = ("run", "bert-tiny", "--corpus", CORPUS, "--workdir")
     assert "--workdir gs://other/run: no such bucket or object" in mistake(capsys, *settings, "gs://other/run")
-    assert "gs://bucket/no: is not a run" in mistake(capsys, "eval", "gs://bucket/no")
+    assert "gs://bucket/no: is neither a run" in mistake(capsys, "eval", "gs://bucket/no")
     assert "gs://bucket/no: has no metrics" in mistake(capsys, "plot", "gs://bucket/no", "--out", tmp_path / "x.png")
     assert "--out gs://bucket/x.png: give a local path" in mistake(
         capsys, "plot", WORKDIR, "--out", "gs://bucket/x.png"

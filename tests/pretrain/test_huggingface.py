@@ -247,7 +247,7 @@ def test_another_head_is_left_out_and_a_trunk_never_starts_anew(exported, config
     start = lambda: random_params(config, seed=1)
     with caplog.at_level(logging.WARNING):
         load(folder, config, parameter_shapes(config), tokenizer_path, start)
-    assert "left out bert.embeddings.position_ids, classifier.weight" in caplog.text
+    assert "ignored bert.embeddings.position_ids, classifier.weight" in caplog.text
     assert "cls.seq_relationship.weight" in caplog.text and "bert.pooler.dense.weight" in caplog.text
     rewrite(folder, lambda tensors: tensors.pop("bert.encoder.layer.0.output.dense.weight"))
     with pytest.raises(UserError, match=r"has no bert\.encoder\.layer\.0\.output\.dense\.weight"):

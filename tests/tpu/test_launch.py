@@ -144,8 +144,8 @@ def test_without_git_there_is_nothing_to_copy(cloud, tmp_path, monkeypatch, caps
         (["--processes", "2"], "--processes 2: leave it out; hosts of a slice find each other"),
         (["--track", "wandb"], "--track wandb: leave it out; hosts of a slice have no tracker installed"),
         (["--stepz", "3"], "unknown option --stepz; did you mean --steps?"),
-        (["--phases.0.batch-size", "24"], "batch_size=24 is not a multiple of --microbatches 1 x the 16 parts"),
-        (["--type", "v3-64"], "batch_size=32 is not a multiple of --microbatches 1 x the 64 parts"),  # two to a chip
+        (["--phases.0.batch-size", "24"], "batch_size=24: is not a multiple of --microbatches 1 x the 16 batch"),
+        (["--type", "v3-64"], "batch_size=32: is not a multiple of --microbatches 1 x the 64 batch"),  # two to a chip
         (["--microbatches", "4"], "the mesh data=16; use a multiple of 64"),
         (["--attention", "splash", "--dtype", "float32"], "--attention splash does not work here: --dtype is float32"),
         (["--type", "v3-8", "--attention", "splash"], "--attention splash: no kernel compiles for TPU v3; use xla"),
