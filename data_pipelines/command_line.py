@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import difflib
+import inspect
 import io
 import itertools
 import os
@@ -30,6 +31,10 @@ Place = Annotated[
         str_from_instance=lambda value: [str(value)],
     ),
 ]
+# tyro joins the lines of a field's docstring only where they are not indented, as those in a class are
+_joined = tyro._strings.remove_single_line_breaks
+tyro._strings.remove_single_line_breaks = lambda text: _joined(inspect.cleandoc(text))
+
 Options = TypeVar("Options")
 FOREIGN = re.compile(r"([a-z][a-z0-9+.-]*:)/")  # a URL as pathlib writes it: gs:/ for gs://
 RULE = re.compile(r"[─-]{3}")

@@ -1,5 +1,6 @@
 """Mistakes on the command line: one line with the cure, exit status 2."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import sys
 import pytest
 
 from data_pipelines import __main__ as program
-from data_pipelines.command_line import end_with
+from data_pipelines.command_line import end_with, parse
 from data_pipelines.errors import PassingError, UserError
 
 OUT = ["prepare", "--source", "builtin", "--out", "corpus"]
@@ -59,6 +60,21 @@ def test_help_lists_commands_and_options(capsys):
         program.main(["prepare", "--help"])
     assert ended.value.code == 0
     assert "--vocab-size INT" in capsys.readouterr().out
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """Do a thing."""
+
+    number: int = 0
+    """How many of the things are done, which is a text of more
+    than a line."""
+
+
+def test_the_lines_of_an_option_s_text_are_joined(capsys):
+    with pytest.raises(SystemExit):
+        parse(Example, ["--help"], "example")
+    assert "more than" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["data_pipelines prepare", "pretrain run bert-tiny"])
