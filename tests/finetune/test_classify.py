@@ -195,6 +195,19 @@ def test_losses_are_torchs(changes, expected):
     assert float(term.sum / weight) == pytest.approx(float(wanted), rel=1e-6)
 
 
+@pytest.mark.parametrize(("windows", "labels", "first"), [("mean", "bba", 0.4), ("vote", "aba", 2 / 3)])
+def test_windows_of_a_text_answer_together(windows, labels, first):
+    of_a = np.array([0.6, 0.3, 0.55, 0.05, 0.8])  # of three windows of one text and of one each of two
+    rows = SimpleNamespace(columns={"text": np.array([0, 1, 0, 0, 2])})
+    logits = [*np.log(np.stack([of_a, 1 - of_a], axis=1))]
+    answers = Classify(windows=windows).answers([None] * 3, rows, {"logits": logits}, ("a", "b"))
+    assert "".join(one["label"] for one in answers) == labels
+    assert answers[0]["scores"]["a"] == pytest.approx(first)
+    tied = SimpleNamespace(columns={"text": np.array([0, 0, 1, 2, 2])})  # one vote each: the likelier one
+    answers = Classify(windows="vote").answers([None] * 3, tied, {"logits": logits}, ("a", "b"))
+    assert [one["label"] for one in answers] == ["b", "a", "b"]
+
+
 BAD = [
     ("first\tsecond\tfirst\na\tb\tyes\n", "train.tsv, line 1: has two columns 'first'; rename one of them"),
     ("first\tlabel\na\tyes\nb\tno\n", "train.tsv, line 2: has no second; it has first, label"),
