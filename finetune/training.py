@@ -1,6 +1,7 @@
 """A run of finetuning: tasks are read, become a recipe, and train as pretraining does."""
 
 import dataclasses
+import hashlib
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_pipelines.cloud import is_file, local_folder
+from data_pipelines.corpus import written
 from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import spread
 from data_pipelines.progress import doing
@@ -32,11 +34,13 @@ from pretrain.options import Options
 from pretrain.recipe import Recipe
 from pretrain.schedules import Schedule
 from pretrain.storage import run_directory
+from pretrain.storage.checkpoints import ABOUT
 from pretrain.storage.journal import Warnings
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.placement import Placed
 from pretrain.training.run import run_on
 from pretrain.training.signals import StopRequest
+from tpu.cluster import agree
 
 
 class Files(NamedTuple):
@@ -60,12 +64,24 @@ class Read(NamedTuple):
         return len(self.rows["train"])
 
 
+class Inputs(NamedTuple):
+    """What a run is made of, but its options.   model: its config, with labels.   weights: `weights_of` --from.
+    length: of rows, at most."""
+
+    model: Any
+    made: Made
+    weights: str
+    length: int
+    read: Mapping[str, Read]
+
+
 class Programs:
-    """What runs in this process have traced and compiled: others that differ by the seed alone take it.
+    """What runs in this process have read, traced and compiled: others that differ by the seed alone take it.
 
     placed: the last run.   evaluators: as of `run_on`, of the same files.
     """
 
+    inputs: Inputs | None = None
     placed: Placed | None = None
     evaluators: DevelopmentSets | None = None
 
@@ -81,23 +97,36 @@ def finetune(
     programs = programs or Programs()
     with tempfile.TemporaryDirectory() as folder, Warnings() as warnings:
         run_directory.check_writable(options.workdir)
-        recipe, data, evaluators, run_options = prepared(tasks, options, Path(folder), programs)
-        _check_unchanged(options, data)
+        made = []
+
+        def fingerprints() -> str:
+            made.append(prepared(tasks, options, Path(folder), programs))
+            return written({name: one.fingerprint for name, one in made[0][1].items()})
+
+        agree("the fingerprint of --train and --dev", fingerprints)
+        recipe, data, evaluators, run_options = made[0]
+        _check_unchanged(options, data, recipe)
         status, programs.placed = run_on(data, recipe, run_options, warnings, stop, evaluators, programs.placed)
         return status
 
 
-def _check_unchanged(options: Training, data: Mapping[str, TaskData]) -> None:
+def _check_unchanged(options: Training, data: Mapping[str, TaskData], recipe: Recipe) -> None:
     """UserError where the run in the work directory began with other weights or other rows."""
     workdir = options.workdir
     before = run_directory.states(workdir)
     if not before:
         return
-    began, begins = RunDirectory(workdir).read_run()["init_from"], None if options.from_scratch else str(options.source)
+    directory, begins = RunDirectory(workdir), None if options.from_scratch else str(options.source)
+    began = directory.read_run()["init_from"]
     if began != begins:
         raise UserError(
             f"--workdir {workdir}: was begun with {began or 'random weights'}, not with {begins or 'random weights'}; "
             "give --from and --from-scratch as then, or use another --workdir"
+        )
+    if directory.read_recipe().source != recipe.source:
+        raise UserError(
+            f"--from {begins}: has other weights than those with which --workdir {workdir} was begun; restore them, or "
+            "use another --workdir"
         )
     if before != {name: one.fingerprint for name, one in data.items()}:
         files = " and ".join(one.source for one in data.values())
@@ -114,6 +143,27 @@ def prepared(
 
     folder: for the tokenizer's files.
     """
+    of = programs.inputs = programs.inputs or _inputs(tasks, options)
+    model, read, options = of.model, of.read, dataclasses.replace(options, length=of.length)
+    recipe = recipe_of(read, model, options)
+    if not options.from_scratch:
+        recipe = dataclasses.replace(recipe, source=f"finetuning of weights {of.weights}")
+    epoch = max(1, -(-sum(one.number for one in read.values()) // options.batch_size))
+    sets = {name: one.dev for name, one in read.items()}
+
+    def evaluators(stages, corpora, examples):
+        programs.evaluators = programs.evaluators or DevelopmentSets(sets, stages)
+        return programs.evaluators
+
+    stored.save(of.made, folder)
+    data = {}
+    for name, one in read.items():
+        right = repr([example.label for example in one.dev.examples])
+        data[name] = TaskData(one.rows, str(tasks[name].train), folder, model.vocab_size, right)
+    return recipe, data, evaluators, loop_options(options, epoch, tasks)
+
+
+def _inputs(tasks: Mapping[str, Files], options: Training) -> Inputs:
     doing("reading the task")
     config, made = source_model(options.source)
     check_heads(options.source, config, [files.task for files in tasks.values()])
@@ -127,20 +177,22 @@ def prepared(
         labels += [f"{name}/{label}" if name else label for label in one.dev.labels]
     config = served(config, max(buckets(rows.lengths)[-1] for one in read.values() for rows in one.rows.values()))
     model = dataclasses.replace(config, labels=tuple(labels)) if hasattr(config, "labels") else config
-    recipe = recipe_of(read, model, options)
-    epoch = max(1, -(-sum(one.number for one in read.values()) // options.batch_size))
-    sets = {name: one.dev for name, one in read.items()}
+    return Inputs(model, made, weights_of(options.source), options.length, read)
 
-    def evaluators(stages, corpora, examples):
-        programs.evaluators = programs.evaluators or DevelopmentSets(sets, stages)
-        return programs.evaluators
 
-    stored.save(made, folder)
-    data = {}
-    for name, one in read.items():
-        right = repr([example.label for example in one.dev.examples])
-        data[name] = TaskData(one.rows, str(tasks[name].train), folder, model.vocab_size, right)
-    return recipe, data, evaluators, loop_options(options, epoch, tasks)
+def weights_of(source: Path) -> str:
+    """What tells the weights that a run or a Hugging Face folder has from others, earlier or later, at its place: of a
+    run when its newest checkpoint was written, of a folder the content of its files."""
+    directory, hashed = RunDirectory(source), hashlib.sha256()
+    if is_file(directory.recipe):
+        for step in directory.checkpoint_steps()[-1:]:
+            hashed.update((directory.checkpoints / str(step) / ABOUT).read_bytes())
+        return hashed.hexdigest()[:16]
+    with local_folder(directory.path) as folder:
+        for file in sorted(folder.rglob("*.safetensors")):
+            with file.open("rb") as content:
+                hashed.update(hashlib.file_digest(content, "sha256").digest())
+    return hashed.hexdigest()[:16]
 
 
 def source_model(source: Path) -> tuple[Any, Made]:

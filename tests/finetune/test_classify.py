@@ -14,6 +14,7 @@ from data_pipelines.errors import UserError
 from finetune.__main__ import main
 from finetune.commands import run as command
 from finetune.tasks.classify import Classify
+from finetune.training import weights_of
 from models.blocks.heads import CLASSIFIER, POOLER
 from pretrain.objectives.objective import Phase
 from pretrain.optimizers import Optimizer
@@ -126,6 +127,24 @@ def test_a_run_does_not_go_on_with_other_examples(trained, begun, tmp_path, caps
 def test_a_run_does_not_go_on_from_other_weights(trained, begun, capsys):
     assert main([*arguments(begun, trained), "--from-scratch"]) == 2
     assert f"--workdir {trained}: was begun with {begun / 'from'}, not with random weights" in capsys.readouterr().err
+
+
+def test_a_run_does_not_go_on_where_what_it_began_with_was_trained_anew(trained, begun, capsys):
+    (about,) = (begun / "from").glob("checkpoints/*/_CHECKPOINT_METADATA")
+    before = about.read_text()
+    about.write_text(before.replace('"commit_timestamp_nsecs": 1', '"commit_timestamp_nsecs": 2'))
+    assert main(arguments(begun, trained)) == 2
+    about.write_text(before)
+    said = f"--from {begun / 'from'}: has other weights than those with which --workdir {trained} was begun; restore"
+    assert said in capsys.readouterr().err
+
+
+def test_weights_of_a_folder_are_told_apart_by_their_content(tmp_path):
+    found = []
+    for content in ("one", "other", "one"):
+        (tmp_path / "model.safetensors").write_text(content)
+        found.append(weights_of(tmp_path))
+    assert found[0] == found[2] != found[1]
 
 
 @pytest.mark.parametrize(
