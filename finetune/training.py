@@ -1,14 +1,17 @@
 """A run of finetuning: tasks are read, become a recipe, and train as pretraining does."""
 
+import contextlib
 import dataclasses
 import hashlib
+import json
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from tyro.conf import Suppress
 
 from data_pipelines.cloud import is_file, local_folder
 from data_pipelines.corpus import written
@@ -31,7 +34,7 @@ from pretrain.lora import Lora
 from pretrain.objectives.objective import Task
 from pretrain.optimizers import Optimizer
 from pretrain.options import Options
-from pretrain.recipe import Recipe
+from pretrain.recipe import Recipe, to_json
 from pretrain.schedules import Schedule
 from pretrain.storage import run_directory
 from pretrain.storage.checkpoints import ABOUT
@@ -101,13 +104,24 @@ def finetune(
 
         def fingerprints() -> str:
             made.append(prepared(tasks, options, Path(folder), programs))
-            return written({name: one.fingerprint for name, one in made[0][1].items()})
+            return written({name: one.fingerprint[:12] for name, one in made[0][1].items()})
 
         agree("the fingerprint of --train and --dev", fingerprints)
         recipe, data, evaluators, run_options = made[0]
         _check_unchanged(options, data, recipe)
-        status, programs.placed = run_on(data, recipe, run_options, warnings, stop, evaluators, programs.placed)
+        with _in_words_of_finetuning():
+            status, programs.placed = run_on(data, recipe, run_options, warnings, stop, evaluators, programs.placed)
         return status
+
+
+@contextlib.contextmanager
+def _in_words_of_finetuning() -> Iterator[None]:
+    """Errors of pretraining name the options that are given here."""
+    try:
+        yield
+    except UserError as error:
+        said = str(error).replace("--init-from", "--from").replace("--schedule.", "--").replace("phases.0.", "--")
+        raise type(error)(said) from error.__cause__
 
 
 def _check_unchanged(options: Training, data: Mapping[str, TaskData], recipe: Recipe) -> None:
@@ -123,10 +137,16 @@ def _check_unchanged(options: Training, data: Mapping[str, TaskData], recipe: Re
             f"--workdir {workdir}: was begun with {began or 'random weights'}, not with {begins or 'random weights'}; "
             "give --from and --from-scratch as then, or use another --workdir"
         )
-    if directory.read_recipe().source != recipe.source:
+    recipe_before = directory.read_recipe()
+    if recipe_before.source != recipe.source:
         raise UserError(
             f"--from {begins}: has other weights than those with which --workdir {workdir} was begun; restore them, or "
             "use another --workdir"
+        )
+    if changes := _changed_options(recipe_before, recipe):
+        raise UserError(
+            f"--workdir {workdir}: was begun with other options ({'; '.join(changes)}); give these, or use another "
+            "--workdir"
         )
     if before != {name: one.fingerprint for name, one in data.items()}:
         files = " and ".join(one.source for one in data.values())
@@ -134,6 +154,19 @@ def _check_unchanged(options: Training, data: Mapping[str, TaskData], recipe: Re
             f"--workdir {workdir}: was begun with other examples than those of {files} and --dev as they are now; "
             "restore the files and options that make the rows, or use another --workdir"
         )
+
+
+def _changed_options(before: Recipe, now: Recipe) -> list[str]:
+    """'--peak 0.001, now 0.01' of what `finetune run` calls the fields in which two recipes differ, but for `steps`."""
+    old, new = (run_directory.flat(json.loads(to_json(one))) for one in (before, now))
+    fields = *dataclasses.fields(Training), *dataclasses.fields(now.objective)
+    known = {field.name for field in fields if Suppress not in getattr(field.type, "__metadata__", ())}
+    found = {}
+    for name in sorted(old | new):
+        if old.get(name) != new.get(name):
+            for option in [part for part in name.split(".") if part in known][:1]:
+                found.setdefault(option, f"--{option.replace('_', '-')} {old.get(name)}, now {new.get(name)}")
+    return [*found.values()]
 
 
 def prepared(

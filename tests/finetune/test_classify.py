@@ -129,6 +129,12 @@ def test_a_run_does_not_go_on_from_other_weights(trained, begun, capsys):
     assert f"--workdir {trained}: was begun with {begun / 'from'}, not with random weights" in capsys.readouterr().err
 
 
+def test_a_run_does_not_go_on_with_other_options(trained, begun, capsys):
+    assert main([*arguments(begun, trained), "--peak", "0.1", "--label-smoothing", "0.5"]) == 2
+    changes = "(--label-smoothing 0.0, now 0.5; --peak 0.01, now 0.1)"
+    assert f"--workdir {trained}: was begun with other options {changes}; give these" in capsys.readouterr().err
+
+
 def test_a_run_does_not_go_on_where_what_it_began_with_was_trained_anew(trained, begun, capsys):
     (about,) = (begun / "from").glob("checkpoints/*/_CHECKPOINT_METADATA")
     before = about.read_text()
@@ -229,7 +235,7 @@ def test_windows_of_a_text_answer_together(windows, labels, first):
 
 BAD = [
     ("first\tsecond\tfirst\na\tb\tyes\n", "train.tsv, line 1: has two columns 'first'; rename one of them"),
-    ("first\tlabel\na\tyes\nb\tno\n", "train.tsv, line 2: has no second; it has first, label"),
+    ("first\tlabel\na\tyes\nb\tno\n", "train.tsv, line 2: has no second; it has first, label; name others with --text"),
     ("first\tsecond\tlabel\na\tb\n", "train.tsv, line 2: has 2 columns, the first line 3"),
     ("first\tsecond\tlabel\n", "train.tsv: has no record; give another file"),
     (
@@ -247,6 +253,12 @@ def test_a_malformed_file_is_one_line_that_names_it(content, message, begun, tmp
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert main([*arguments(begun, tmp_path / "run"), "--train", str(file)]) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_spaces_make_no_other_label(tmp_path):
+    write(tmp_path / "dev.tsv", [("a", "b", "yes "), ("a", "b", "no"), ("a", "b", " yes")])
+    task = Classify(text=("first",))
+    assert task.labels_of(task.read(tmp_path / "dev.tsv")) == ("no", "yes")
 
 
 def test_a_number_that_is_none_is_not_left_out(tmp_path):
