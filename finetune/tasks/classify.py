@@ -54,7 +54,9 @@ class Classify(FinetuningTask):
     text: tuple[str, ...] = ("text",)  # the columns of one text or two
     label: str = "label"  # the column of what is asked
     regression: bool = False  # whether that is a number
-    metric: str = ""  # by which models are compared: accuracy (the default), f1, matthews; pearson, spearman, error
+    # By which models are compared: accuracy (the default), f1 (of two labels that of the second by name, else the mean
+    # of all), matthews; pearson, spearman, error
+    metric: str = ""
     label_smoothing: float = 0.0  # share of a target that all classes have alike (Szegedy et al. 2016, section 7)
     class_weights: tuple[float, ...] = ()  # of the loss, by class in the order of their names
     r_drop: float = 0.0  # then each row is read twice, and how far the two differ counts so much (Wu et al. 2021)
@@ -102,18 +104,18 @@ class Classify(FinetuningTask):
         return task
 
     def read(self, file, is_labelled=True):
-        columns = (*self.text, *[self.label] * is_labelled)
+        columns = dict.fromkeys(self.text, "--text") | ({self.label: "--label"} if is_labelled else {})
         return [self._example(record) for record in records(file, columns)]
 
     def _example(self, record: Record) -> Labelled:
         texts = tuple(as_text(record, name, record.fields[name]) for name in self.text)
         label = record.fields.get(self.label)
-        if label == "":
+        if isinstance(label, str) and not label.strip():
             raise UserError(f"{record.where}: its {self.label} is empty; give it one, or leave the whole column out")
         if self.regression and label is not None:
             label = self._number(record, label)
         elif label is not None:
-            label = as_text(record, self.label, label)
+            label = as_text(record, self.label, label).strip()
         return Labelled(record.where, texts, label)
 
     def _number(self, record: Record, label: Any) -> float:

@@ -115,27 +115,27 @@ def test_records_of_each_kind_of_file_are_the_same(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n\n".join(map(json.dumps, rows)))
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     for name in ("a.tsv", "a.csv", "a.jsonl", "a.parquet"):
-        assert [record.fields for record in records(tmp_path / name, ["text", "label"])] == rows
+        assert [record.fields for record in records(tmp_path / name, {"text": "--text", "label": "--label"})] == rows
 
 
 @pytest.mark.parametrize("suffix", ["tsv", "csv"])
 def test_a_blank_line_between_records_of_one_column_is_not_left_out(suffix, tmp_path):
     file = tmp_path / f"a.{suffix}"
     file.write_text("text\na\n\n\n")
-    assert [record.fields for record in records(file, ["text"])] == [{"text": "a"}]
+    assert [record.fields for record in records(file, {"text": "--text"})] == [{"text": "a"}]
     file.write_text("text\na\n\nb\n")
     with pytest.raises(UserError, match=r"a\.\wsv, line 3: is blank; give it a text"):
-        records(file, ["text"])
+        records(file, {"text": "--text"})
     file.write_text({"tsv": "text\tlabel\n\na\tx\n", "csv": "text,label\n\na,x\n"}[suffix])
-    assert [record.where for record in records(file, ["text"])] == [f"{file}, line 3"]
+    assert [record.where for record in records(file, {"text": "--text"})] == [f"{file}, line 3"]
 
 
 def test_what_is_no_number_is_missing_and_a_list_is_no_text(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "a", "label": NaN}\n')
     with pytest.raises(UserError, match="line 1: has no label; it has text"):
-        records(file, ["text", "label"])
-    (record,) = records(file, ["text"])
+        records(file, {"text": "--text", "label": "--label"})
+    (record,) = records(file, {"text": "--text"})
     assert record.fields["label"] is None
     assert [as_text(record, "text", value) for value in ("a", 1, "")] == ["a", "1", ""]
     for value in (None, float("nan"), ["a"], {"a": 1}):
@@ -145,7 +145,7 @@ def test_what_is_no_number_is_missing_and_a_list_is_no_text(tmp_path):
 
 def test_a_text_in_quotes_may_be_long(tmp_path):
     (tmp_path / "a.csv").write_text(f"text\n{'a' * 200_000}\n")
-    assert len(records(tmp_path / "a.csv", ["text"])[0].fields["text"]) == 200_000
+    assert len(records(tmp_path / "a.csv", {"text": "--text"})[0].fields["text"]) == 200_000
 
 
 def test_a_pattern_serves_rows_that_are_short_for_it():
