@@ -73,8 +73,9 @@ def evaluate(options: Evaluation) -> tuple[FinetuningTask, dict[str, float], lis
     opened = open_model(options.run, options.step, best_of=LOSS if options.step is None else None)
     task, labels = finetuned(opened, options.task)
     if options.top > 1:
-        if not isinstance(task, Answer) or options.predictions is None:
-            raise UserError(f"--top {options.top}: is of answers to questions in --predictions; leave it out")
+        if not isinstance(task, Answer) or options.predictions is None or options.predictions.suffix == ".json":
+            what = "is of answers to questions, in --predictions that end in .jsonl"
+            raise UserError(f"--top {options.top}: {what}; give these, or leave it out")
         task = dataclasses.replace(task, top=options.top)
     examples = task.read(options.test, is_labelled=False)
     lacking = [example.where for example in examples if example.label is None]

@@ -217,8 +217,6 @@ class Answer(FinetuningTask):
     def written(self, answers, suffix):
         if suffix != ".json":
             return super().written(answers, suffix)
-        if self.top > 1:
-            raise UserError(f"--top {self.top}: SQuAD's .json has one answer each; give a file that ends in .jsonl")
         if len(by_name := {one["id"]: one["text"] for one in answers}) < len(answers):
             raise UserError("--predictions: several questions have one id; give a file that ends in .jsonl")
         return json.dumps(by_name, ensure_ascii=False) + "\n"

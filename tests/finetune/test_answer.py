@@ -228,8 +228,6 @@ def test_the_best_window_answers_and_none_where_its_score_is_far_above(made):
         texts, scores = zip(*(of.values() for of in one.pop("best")), strict=True)
         assert one == alone and (texts[0], scores[0]) == (one["text"], one["score"])
         assert len({*texts}) == 3 and scores == (*sorted(scores, reverse=True),)
-    with pytest.raises(Exception, match="--top 3: SQuAD's .json has one answer each; give a file"):
-        dataclasses.replace(task, top=3).written(found[:1], ".json")
     figures = task.figures(examples, found, ())
     assert (figures["threshold"], figures["unanswered_f1"], figures["f1"]) == pytest.approx((-1, 1, 0.7))
     decided = task.chosen(figures)
@@ -301,6 +299,8 @@ def test_a_run_answers_a_file_as_its_export_does_in_transformers(made, tmp_path,
     assert {name: float(said[name]) for name in said} == pytest.approx({n: best[n] for n in said}, abs=5e-5)
     assert "threshold" in best and "threshold" not in said and "unanswered_f1" in said
     assert [*json.loads(out.read_text())] == [f"q{number}" for number in range(8)]
+    assert main(["eval", str(tmp_path / "run"), "--test", str(file), "--predictions", str(out), "--top", "3"]) == 2
+    assert "--top 3: is of answers to questions, in --predictions that end in .jsonl" in capsys.readouterr().err
     assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "hf")]) == 0
     load = transformers.AutoModelForQuestionAnswering.from_pretrained
     _, info = load(tmp_path / "hf", output_loading_info=True)
