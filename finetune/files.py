@@ -5,7 +5,7 @@ import json
 import logging
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,11 +25,11 @@ class Record(NamedTuple):
     fields: dict[str, Any]
 
 
-def records(file: Path, columns: Sequence[str]) -> list[Record]:
+def records(file: Path, columns: Mapping[str, str]) -> list[Record]:
     """Of .tsv and .csv files with a line of names, .jsonl and .parquet files.
 
-    .tsv files have no quotes, as those of GLUE; .csv files have quotes.   UserError where one lacks a column or cannot
-    be read.
+    .tsv files have no quotes, as those of GLUE; .csv files have quotes.   columns: those that are read, and the options
+    that name them.   UserError where one lacks a column or cannot be read.
     """
     form = FORMS.get(file.suffix)
     if form is None:
@@ -41,7 +41,8 @@ def records(file: Path, columns: Sequence[str]) -> list[Record]:
         fields = {name: None if value != value else value for name, value in fields.items()}  # NaN: it is missing
         if lacking := [name for name in columns if fields.get(name) is None]:
             there = ", ".join(name for name, value in fields.items() if value is not None) or "nothing"
-            raise UserError(f"{where}: has no {' and no '.join(lacking)}; it has {there}")
+            options = " and ".join(dict.fromkeys(columns[name] for name in lacking))
+            raise UserError(f"{where}: has no {' and no '.join(lacking)}; it has {there}; name others with {options}")
         found.append(Record(where, fields))
     if not found:
         raise UserError(f"{file}: has no record; give another file")

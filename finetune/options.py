@@ -8,13 +8,15 @@ from tyro.conf import arg
 
 from data_pipelines.command_line import Place
 from data_pipelines.errors import UserError
-from models.core.ranges import COUNT, COUNT_OR_NONE, POSITIVE, SEED, SHARE
+from models.core.ranges import COUNT, COUNT_OR_NONE, NOT_NEGATIVE, POSITIVE, SEED, SHARE
 from pretrain.options import How, check_options
 from pretrain.recipe import LENGTH
 
 RANGES = {
     "examples": COUNT,
     "lora": COUNT_OR_NONE,
+    "peak": NOT_NEGATIVE,
+    "decay": NOT_NEGATIVE,
     "layer_decay": SHARE,
     "epochs": POSITIVE,
     "batch_size": COUNT,

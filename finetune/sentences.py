@@ -66,12 +66,12 @@ def _sentence(file: Path, words: Sequence[Word]) -> Sentence:
     lacking = [word for word in words if word.tag is None]
     if lacking and len(lacking) < len(words):
         raise UserError(f"{file}, line {lacking[0].line}: {lacking[0].text!r} has no tag; give each word one")
-    return Sentence(file, lines, texts, None if lacking else tags)
+    return Sentence(file, lines, texts, None if lacking else tuple(tag.strip() for tag in tags))
 
 
 def _of_records(file: Path, columns: tuple[str, str], is_labelled: bool) -> list[Sentence]:
     found = []
-    for record in records(file, columns[: 1 + is_labelled]):
+    for record in records(file, dict([*zip(columns, ("--words", "--tags"), strict=True)][: 1 + is_labelled])):
         where, (words, tags) = record.where, (record.fields.get(name) for name in columns)
         for name, value in zip(columns, (words, tags), strict=True):
             if not isinstance(value, list | None) or value == []:
@@ -81,7 +81,7 @@ def _of_records(file: Path, columns: tuple[str, str], is_labelled: bool) -> list
             None if values is None else tuple(as_text(record, name, value) for value in values)
             for name, values in zip(columns, (words, tags), strict=True)
         )
-        line = int(where.rpartition(" ")[2])
+        line, label = int(where.rpartition(" ")[2]), label and tuple(tag.strip() for tag in label)
         found.append(Sentence(file, (line,) * len(words), words, label))
     return found
 

@@ -16,6 +16,7 @@ from finetune.options import Run
 from finetune.task import FinetuningTask
 
 PATHS = "train", "dev"
+GIVEN = "from", "from_scratch", "seed", "workdir"  # by the command, for all tasks
 
 
 def task_files(folder: Path) -> dict[str, dict[str, Any]]:
@@ -36,6 +37,8 @@ def _read(file: Path) -> dict[str, Any]:
         raise UserError(f"{file}: cannot be read ({error}); give a JSON object") from None
     if not isinstance(fields, dict) or not {"task", *PATHS} <= fields.keys():
         raise UserError(f"{file}: is no task; give an object with task, {', '.join(PATHS)} and options of its run")
+    if given := [name for name in fields if name.replace("-", "_") in GIVEN]:
+        raise UserError(f"{file}: has {' and '.join(given)}, which the command says for all tasks; take it out")
     paths = {name: file.parent / str(fields[name]) for name in PATHS}
     for name, path in paths.items():  # before the tasks of other files are trained on
         if not path.is_file():

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Encoding
 
+from data_pipelines.errors import UserError
 from data_pipelines.examples.next_tokens import delimiter_token
 from data_pipelines.tokenizers.made import Made, surround, with_end
 from finetune.files import Told, tell
@@ -31,28 +32,54 @@ def encoded(
 
     wheres: of each, to say which is cut.
     """
-    cls, told = None if causal else made.special.get("cls"), Told(list)
-    rows = []
-    for one in encodings(made, texts, wheres, length, told):
-        ids = one.ids
-        rows.append(Row(ids, one.type_ids, ids.index(cls) if cls in ids else len(ids) - 1))
+    told, cls = Told(list), None if causal else made.special.get("cls")
+    found = encodings(made, texts, wheres, length, told)
     tell(told)
-    return rows
+    return [_row(one, cls) for one in found]
+
+
+def in_windows(
+    made: Made, texts: Sequence[tuple[str]], wheres: Sequence[str], length: int, causal: bool, stride: int
+) -> list[list[Row]]:
+    """The same of texts of which all is read: rows of each one that begin `stride` tokens after each other, by default
+    half of those that a row has room for, until the last token is in one. UserError where rows skip some."""
+    room = length - made.tokenizer.num_special_tokens_to_add(is_pair=False)
+    if room < 2 or stride > room:
+        raise UserError(
+            f"--length {length}: has room for {room} tokens of a text, and --stride is {stride}; give more or less"
+        )
+    told, cls = Told(list), None if causal else made.special.get("cls")
+    found = encodings(made, texts, wheres, length, told, room - (stride or room // 2))
+    tell(told)
+    return [[_row(window, cls) for window in (one, *one.overflowing)] for one in found]
+
+
+def _row(one: Encoding, cls: int | None) -> Row:
+    ids = one.ids
+    return Row(ids, one.type_ids, ids.index(cls) if cls in ids else len(ids) - 1)
 
 
 def encodings(
-    made: Made, texts: Sequence[tuple[str, ...]], wheres: Sequence[str], length: int, told: Told
+    made: Made,
+    texts: Sequence[tuple[str, ...]],
+    wheres: Sequence[str],
+    length: int,
+    told: Told,
+    overlap: int | None = None,
 ) -> list[Encoding]:
-    """The same as the tokenizer has them.   told: is told which are cut."""
+    """The same as the tokenizer has them, with what does not fit as their `overflowing`.
+
+    told: is told which are cut.   overlap: tokens that an encoding and the next of its text share, where all is read.
+    """
     tokenizer = made.tokenizer
-    tokenizer.enable_truncation(length, strategy="longest_first")
+    tokenizer.enable_truncation(length, stride=overlap or 0, strategy="longest_first")
     try:
         found = tokenizer.encode_batch([one if len(one) > 1 else one[0] for one in texts])
     finally:
         tokenizer.no_truncation()
-    cut = [where for one, where in zip(found, wheres, strict=True) if one.overflowing]
-    if cut:
-        told[f"texts with more than --length {length} tokens, which are cut"] += cut
+    if longer := [where for one, where in zip(found, wheres, strict=True) if one.overflowing]:
+        how = "cut" if overlap is None else "read in windows"
+        told[f"texts with more than --length {length} tokens, which are {how}"] += longer
     return found
 
 

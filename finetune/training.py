@@ -1,15 +1,20 @@
 """A run of finetuning: tasks are read, become a recipe, and train as pretraining does."""
 
+import contextlib
 import dataclasses
+import hashlib
+import json
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from tyro.conf import Suppress
 
 from data_pipelines.cloud import is_file, local_folder
+from data_pipelines.corpus import written
 from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import spread
 from data_pipelines.progress import doing
@@ -29,14 +34,16 @@ from pretrain.lora import Lora
 from pretrain.objectives.objective import Task
 from pretrain.optimizers import Optimizer
 from pretrain.options import Options
-from pretrain.recipe import Recipe
+from pretrain.recipe import Recipe, to_json
 from pretrain.schedules import Schedule
 from pretrain.storage import run_directory
+from pretrain.storage.checkpoints import ABOUT
 from pretrain.storage.journal import Warnings
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.placement import Placed
 from pretrain.training.run import run_on
 from pretrain.training.signals import StopRequest
+from tpu.cluster import agree
 
 
 class Files(NamedTuple):
@@ -60,12 +67,24 @@ class Read(NamedTuple):
         return len(self.rows["train"])
 
 
+class Inputs(NamedTuple):
+    """What a run is made of, but its options.   model: its config, with labels.   weights: `weights_of` --from.
+    length: of rows, at most."""
+
+    model: Any
+    made: Made
+    weights: str
+    length: int
+    read: Mapping[str, Read]
+
+
 class Programs:
-    """What runs in this process have traced and compiled: others that differ by the seed alone take it.
+    """What runs in this process have read, traced and compiled: others that differ by the seed alone take it.
 
     placed: the last run.   evaluators: as of `run_on`, of the same files.
     """
 
+    inputs: Inputs | None = None
     placed: Placed | None = None
     evaluators: DevelopmentSets | None = None
 
@@ -81,23 +100,53 @@ def finetune(
     programs = programs or Programs()
     with tempfile.TemporaryDirectory() as folder, Warnings() as warnings:
         run_directory.check_writable(options.workdir)
-        recipe, data, evaluators, run_options = prepared(tasks, options, Path(folder), programs)
-        _check_unchanged(options, data)
-        status, programs.placed = run_on(data, recipe, run_options, warnings, stop, evaluators, programs.placed)
+        made = []
+
+        def fingerprints() -> str:
+            made.append(prepared(tasks, options, Path(folder), programs))
+            return written({name: one.fingerprint[:12] for name, one in made[0][1].items()})
+
+        agree("the fingerprint of --train and --dev", fingerprints)
+        recipe, data, evaluators, run_options = made[0]
+        _check_unchanged(options, data, recipe)
+        with _in_words_of_finetuning():
+            status, programs.placed = run_on(data, recipe, run_options, warnings, stop, evaluators, programs.placed)
         return status
 
 
-def _check_unchanged(options: Training, data: Mapping[str, TaskData]) -> None:
+@contextlib.contextmanager
+def _in_words_of_finetuning() -> Iterator[None]:
+    """Errors of pretraining name the options that are given here."""
+    try:
+        yield
+    except UserError as error:
+        said = str(error).replace("--init-from", "--from").replace("--schedule.", "--").replace("phases.0.", "--")
+        raise type(error)(said) from error.__cause__
+
+
+def _check_unchanged(options: Training, data: Mapping[str, TaskData], recipe: Recipe) -> None:
     """UserError where the run in the work directory began with other weights or other rows."""
     workdir = options.workdir
     before = run_directory.states(workdir)
     if not before:
         return
-    began, begins = RunDirectory(workdir).read_run()["init_from"], None if options.from_scratch else str(options.source)
+    directory, begins = RunDirectory(workdir), None if options.from_scratch else str(options.source)
+    began = directory.read_run()["init_from"]
     if began != begins:
         raise UserError(
             f"--workdir {workdir}: was begun with {began or 'random weights'}, not with {begins or 'random weights'}; "
             "give --from and --from-scratch as then, or use another --workdir"
+        )
+    recipe_before = directory.read_recipe()
+    if recipe_before.source != recipe.source:
+        raise UserError(
+            f"--from {begins}: has other weights than those with which --workdir {workdir} was begun; restore them, or "
+            "use another --workdir"
+        )
+    if changes := _changed_options(recipe_before, recipe):
+        raise UserError(
+            f"--workdir {workdir}: was begun with other options ({'; '.join(changes)}); give these, or use another "
+            "--workdir"
         )
     if before != {name: one.fingerprint for name, one in data.items()}:
         files = " and ".join(one.source for one in data.values())
@@ -107,6 +156,19 @@ def _check_unchanged(options: Training, data: Mapping[str, TaskData]) -> None:
         )
 
 
+def _changed_options(before: Recipe, now: Recipe) -> list[str]:
+    """'--peak 0.001, now 0.01' of what `finetune run` calls the fields in which two recipes differ, but for `steps`."""
+    old, new = (run_directory.flat(json.loads(to_json(one))) for one in (before, now))
+    fields = *dataclasses.fields(Training), *dataclasses.fields(now.objective)
+    known = {field.name for field in fields if Suppress not in getattr(field.type, "__metadata__", ())}
+    found = {}
+    for name in sorted(old | new):
+        if old.get(name) != new.get(name):
+            for option in [part for part in name.split(".") if part in known][:1]:
+                found.setdefault(option, f"--{option.replace('_', '-')} {old.get(name)}, now {new.get(name)}")
+    return [*found.values()]
+
+
 def prepared(
     tasks: Mapping[str, Files], options: Training, folder: Path, programs: Programs
 ) -> tuple[Recipe, dict[str, TaskData], Callable, Options]:
@@ -114,6 +176,27 @@ def prepared(
 
     folder: for the tokenizer's files.
     """
+    of = programs.inputs = programs.inputs or _inputs(tasks, options)
+    model, read, options = of.model, of.read, dataclasses.replace(options, length=of.length)
+    recipe = recipe_of(read, model, options)
+    if not options.from_scratch:
+        recipe = dataclasses.replace(recipe, source=f"finetuning of weights {of.weights}")
+    epoch = max(1, -(-sum(one.number for one in read.values()) // options.batch_size))
+    sets = {name: one.dev for name, one in read.items()}
+
+    def evaluators(stages, corpora, examples):
+        programs.evaluators = programs.evaluators or DevelopmentSets(sets, stages)
+        return programs.evaluators
+
+    stored.save(of.made, folder)
+    data = {}
+    for name, one in read.items():
+        right = repr([example.label for example in one.dev.examples])
+        data[name] = TaskData(one.rows, str(tasks[name].train), folder, model.vocab_size, right)
+    return recipe, data, evaluators, loop_options(options, epoch, tasks)
+
+
+def _inputs(tasks: Mapping[str, Files], options: Training) -> Inputs:
     doing("reading the task")
     config, made = source_model(options.source)
     check_heads(options.source, config, [files.task for files in tasks.values()])
@@ -127,20 +210,22 @@ def prepared(
         labels += [f"{name}/{label}" if name else label for label in one.dev.labels]
     config = served(config, max(buckets(rows.lengths)[-1] for one in read.values() for rows in one.rows.values()))
     model = dataclasses.replace(config, labels=tuple(labels)) if hasattr(config, "labels") else config
-    recipe = recipe_of(read, model, options)
-    epoch = max(1, -(-sum(one.number for one in read.values()) // options.batch_size))
-    sets = {name: one.dev for name, one in read.items()}
+    return Inputs(model, made, weights_of(options.source), options.length, read)
 
-    def evaluators(stages, corpora, examples):
-        programs.evaluators = programs.evaluators or DevelopmentSets(sets, stages)
-        return programs.evaluators
 
-    stored.save(made, folder)
-    data = {}
-    for name, one in read.items():
-        right = repr([example.label for example in one.dev.examples])
-        data[name] = TaskData(one.rows, str(tasks[name].train), folder, model.vocab_size, right)
-    return recipe, data, evaluators, loop_options(options, epoch, tasks)
+def weights_of(source: Path) -> str:
+    """What tells the weights that a run or a Hugging Face folder has from others, earlier or later, at its place: of a
+    run when its newest checkpoint was written, of a folder the content of its files."""
+    directory, hashed = RunDirectory(source), hashlib.sha256()
+    if is_file(directory.recipe):
+        for step in directory.checkpoint_steps()[-1:]:
+            hashed.update((directory.checkpoints / str(step) / ABOUT).read_bytes())
+        return hashed.hexdigest()[:16]
+    with local_folder(directory.path) as folder:
+        for file in sorted(folder.rglob("*.safetensors")):
+            with file.open("rb") as content:
+                hashed.update(hashlib.file_digest(content, "sha256").digest())
+    return hashed.hexdigest()[:16]
 
 
 def source_model(source: Path) -> tuple[Any, Made]:

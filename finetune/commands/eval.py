@@ -15,7 +15,10 @@ from finetune.evaluators import Development, figures_of
 from finetune.predict import Predictor
 from finetune.registry import TASKS
 from finetune.task import Examples, FinetuningTask
+from finetune.tasks.answer import Answer
+from models.core.ranges import COUNT
 from pretrain.commands.common import check_file, writing
+from pretrain.options import check_options
 from pretrain.recipe import group_of, tasks_of
 from pretrain.storage.best import LOSS, SCORE
 from pretrain.storage.journal import read_metrics
@@ -36,10 +39,15 @@ class Evaluation:
     predictions: Path | None = None
     """File to write with the answers, a JSON object a line, in the order of the examples; of questions, if it ends in
     .json, as SQuAD's program reads them."""
+    top: int = 1
+    """Of questions, how many of the best answers --predictions has, with their scores."""
     task: str = ""
     """Of a run on several tasks, which one the file is of."""
     step: int | None = None
     """Which checkpoint; by default the best by --dev."""
+
+    def __post_init__(self):
+        check_options(self, {"top": COUNT})
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -64,6 +72,11 @@ def evaluate(options: Evaluation) -> tuple[FinetuningTask, dict[str, float], lis
 
     opened = open_model(options.run, options.step, best_of=LOSS if options.step is None else None)
     task, labels = finetuned(opened, options.task)
+    if options.top > 1:
+        if not isinstance(task, Answer) or options.predictions is None or options.predictions.suffix == ".json":
+            what = "is of answers to questions, in --predictions that end in .jsonl"
+            raise UserError(f"--top {options.top}: {what}; give these, or leave it out")
+        task = dataclasses.replace(task, top=options.top)
     examples = task.read(options.test, is_labelled=False)
     lacking = [example.where for example in examples if example.label is None]
     if lacking and (len(lacking) < len(examples) or options.predictions is None):

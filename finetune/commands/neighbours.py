@@ -97,7 +97,8 @@ def _texts(options: Neighbours) -> dict[str, str]:
     file = options.texts
     if file.suffix in FORMS:
         found = {
-            one.where: as_text(one, options.text, one.fields[options.text]) for one in records(file, [options.text])
+            one.where: as_text(one, options.text, one.fields[options.text])
+            for one in records(file, {options.text: "--text"})
         }
     else:
         found = {f"{file}, line {at}": text for at, text in enumerate(with_errors(file, text_lines(file)), 1)}

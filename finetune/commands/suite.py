@@ -36,7 +36,7 @@ class Suite:
     """The model: a run's work directory, or a Hugging Face folder."""
     tasks: Path
     """Folder of tasks, NAME.json each: {"task": "classify", "train": "train.tsv", "dev": "dev.tsv", "epochs": 5, ...},
-    with paths relative to the file and any options of `finetune run`."""
+    with paths relative to the file and any options of `finetune run` but the seed."""
     out: Path
     """The table, .md; beside it a picture, .png, and the scores of all seeds, .json."""
     workdir: Path | None = None
@@ -74,7 +74,8 @@ def main(arguments: Sequence[str]) -> int:
         write_whole(options.out.with_suffix(".json"), json.dumps(scores, indent=1) + "\n")
         metrics = {name: metric_of(options, name, task) for name, task in tasks.items()}
         write_whole(options.out, card(options, scores, metrics))
-    picture(scores, options.out.with_suffix(".png"), f"{options.run}{' from scratch' * options.from_scratch}")
+    title = f"{options.run}{' from scratch' * options.from_scratch}"
+    picture(scores, metrics, options.out.with_suffix(".png"), title)
     print(options.out.read_text("utf-8"), end="")
     return 0
 
@@ -122,29 +123,34 @@ def card(options: Suite, scores: Mapping[str, Sequence[float]], metrics: Mapping
     lines = [
         f"# {options.run}, finetuned {begun}",
         "",
-        f"Best scores on --dev in percent, over {options.seeds} seeds.",
+        f"Best scores on --dev over {options.seeds} seeds, in percent; an error as it is.",
         "",
         "| task | score | median | least | most | standard deviation |",
         "|---|---|---|---|---|---|",
     ]
     for name, of_task in scores.items():
-        percent = 100 * np.array(of_task)
-        figures = np.median(percent), percent.min(), percent.max(), percent.std(ddof=len(percent) > 1)
-        lines.append(f"| {name} | {metrics[name]} | " + " | ".join(f"{value:.1f}" for value in figures) + " |")
-    mean = np.mean([np.median(of_task) for of_task in scores.values()])
-    return "\n".join([*lines, f"| mean | | {100 * mean:.1f} | | | |"]) + "\n"
+        values, form = shown(of_task, metrics[name]), ".3f" if metrics[name] == "error" else ".1f"
+        figures = np.median(values), values.min(), values.max(), values.std(ddof=len(values) > 1)
+        lines.append(f"| {name} | {metrics[name]} | " + " | ".join(f"{value:{form}}" for value in figures) + " |")
+    return "\n".join(lines) + "\n"
 
 
-def picture(scores: Mapping[str, Sequence[float]], out: Path, title: str) -> None:
+def shown(of_task: Sequence[float], metric: str) -> np.ndarray:
+    """Scores as a reader sees them, f64[seeds]: in percent, but an error, whose score is below 0, as it is."""
+    return -np.array(of_task) if metric == "error" else 100 * np.array(of_task)
+
+
+def picture(scores: Mapping[str, Sequence[float]], metrics: Mapping[str, str], out: Path, title: str) -> None:
     """Each seed's score of each task, and their median."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(1.5 + 1.2 * len(scores), 4), layout="constrained")
     axes = figure.add_subplot()
-    for place, of_task in enumerate(scores.values()):
-        percent = 100 * np.array(of_task)
-        seeds = axes.scatter(np.full(len(percent), place), percent, s=18, color="C0", alpha=0.6)
-        median = axes.hlines(np.median(percent), place - 0.25, place + 0.25, color="C1")
-    axes.set_xticks(range(len(scores)), scores, rotation=30, ha="right")
-    axes.set(ylabel="score on --dev, percent", title=title)
+    for place, (name, of_task) in enumerate(scores.items()):
+        values = shown(of_task, metrics[name])
+        seeds = axes.scatter(np.full(len(values), place), values, s=18, color="C0", alpha=0.6)
+        median = axes.hlines(np.median(values), place - 0.25, place + 0.25, color="C1")
+    names = [f"{name} ({metrics[name]})" for name in scores]
+    axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    axes.set(ylabel="score on --dev, percent; an error as it is", title=title)
     save_picture(figure, {"a seed": seeds, "median": median}, 2, out)

@@ -5,11 +5,12 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tyro.conf import Suppress
 
 from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import Feature
@@ -71,6 +72,7 @@ class Answer(FinetuningTask):
     max_question_tokens: int = 64  # what is more is cut
     max_answer_tokens: int = 30  # longer spans are no answers
     threshold: float | None = None  # how far the score of no answer must be above a span's; by default best on --dev
+    top: Annotated[int, Suppress] = 1  # how many of the best spans are told
 
     def __post_init__(self):
         ranges = {"stride": COUNT_OR_NONE, "max_question_tokens": COUNT, "max_answer_tokens": COUNT}
@@ -173,18 +175,28 @@ class Answer(FinetuningTask):
         return {"span": Term(jnp.sum(jnp.where(has_target, nats, 0.0)), hits.sum().astype(jnp.float32))}
 
     def answers(self, examples, rows, outputs, labels):
-        best, nothing = [(-np.inf, "")] * len(examples), [np.inf] * len(examples)
+        spans, nothing = [[] for _ in examples], [np.inf] * len(examples)
         for row, (index, place) in enumerate(zip(rows.columns["example"], rows.columns["place"], strict=True)):
             offsets = rows.of_tokens["offsets"][rows.starts[row] : rows.starts[row + 1]]
             start, end = (outputs[name][row][: len(offsets)] for name in ("start", "end"))
-            score, first, last = best_span(start, end, offsets[:, 0] != NONE, self.max_answer_tokens)
-            if score > best[index][0]:
-                best[index] = score, examples[index].passage[offsets[first, 0] : offsets[last, 1]].strip()
+            for score, first, last in best_spans(start, end, offsets[:, 0] != NONE, self.max_answer_tokens, self.top):
+                spans[index].append((score, examples[index].passage[offsets[first, 0] : offsets[last, 1]].strip()))
             nothing[index] = min(nothing[index], float(start[place] + end[place]))
-        return [
-            {"id": one.name, "text": self._decided(text, none - score), "score": score, "no_answer": none - score}
-            for one, (score, text), none in zip(examples, best, nothing, strict=True)
-        ]
+        found = []
+        for one, of, none in zip(examples, spans, nothing, strict=True):
+            scores: dict[str, float] = {}  # of each text that of its best span, in order
+            for score, text in sorted(of, key=lambda span: -span[0]):
+                scores.setdefault(text, score)
+            (text, score), *_ = scores.items()
+            told = {
+                "id": one.name,
+                "text": self._decided(text, none - score),
+                "score": score,
+                "no_answer": none - score,
+            }
+            best = [{"text": text, "score": score} for text, score in [*scores.items()][: self.top]]
+            found.append(told | ({"best": best} if self.top > 1 else {}))
+        return found
 
     def _decided(self, text: str, above: float) -> str:
         return "" if self.threshold is not None and above > self.threshold else text
@@ -210,12 +222,18 @@ class Answer(FinetuningTask):
         return json.dumps(by_name, ensure_ascii=False) + "\n"
 
 
-def best_span(start: np.ndarray, end: np.ndarray, allowed: np.ndarray, most: int) -> tuple[float, int, int]:
-    """The highest sum of scores f32[n] of two tokens, of at most so many from the one to the other, and these."""
+def best_spans(
+    start: np.ndarray, end: np.ndarray, allowed: np.ndarray, most: int, top: int
+) -> list[tuple[float, int, int]]:
+    """The highest sums of scores f32[n] of two tokens, of at most so many from the one to the other, and these."""
     start, end = (np.where(allowed, scores, -np.inf) for scores in (start, end))
     ends = np.lib.stride_tricks.sliding_window_view(np.append(end, [-np.inf] * (most - 1)), most)  # [n, most]
-    first, further = divmod(int((start[:, None] + ends).argmax()), most)
-    return float(start[first] + end[first + further]), first, first + further
+    sums = (start[:, None] + ends).ravel()
+    top = min(top, int((sums > -np.inf).sum()))
+    least = sums.max() if top == 1 else np.partition(sums, -top)[-top]
+    best = np.flatnonzero(sums >= least)
+    best = best[np.argsort(-sums[best], kind="stable")][:top].tolist()
+    return [(float(sums[at]), at // most, at // most + at % most) for at in best]
 
 
 def best_threshold(above: np.ndarray, f1: np.ndarray, is_none: np.ndarray) -> float:

@@ -60,7 +60,8 @@ class Choose(FinetuningTask):
         return dataclasses.replace(self, texts=max(len(example.texts) for example in examples))
 
     def read(self, file, is_labelled=True):
-        columns = (*self.text, *self.choices, *[self.label] * is_labelled)
+        columns = dict.fromkeys(self.text, "--text") | dict.fromkeys(self.choices, "--choices")
+        columns |= {self.label: "--label"} if is_labelled else {}
         return [self._example(record) for record in records(file, columns)]
 
     def _example(self, record: Record) -> Choices:

@@ -18,16 +18,17 @@ from finetune import metrics
 from finetune.files import Record, as_text, records
 from finetune.rows import joined
 from finetune.task import FinetuningTask, apply_head, hidden_states
-from finetune.texts import encoded
+from finetune.texts import encoded, in_windows
 from models.blocks.heads import CLASSIFIER
 from models.blocks.positions import gather_positions
 from models.core.noise import site
 from models.core.parameters import Noise, Params
-from models.core.ranges import NOT_NEGATIVE, SHARE, check_ranges
+from models.core.ranges import COUNT_OR_NONE, NOT_NEGATIVE, SHARE, check_ranges
 from pretrain.objectives.blocked_softmax import softmax_sums
 from pretrain.objectives.objective import Term
 
 NONE = -1  # in place of a class, of a row that has none
+WINDOWS = "mean", "vote"
 
 
 class Labelled(NamedTuple):
@@ -42,6 +43,8 @@ class Labelled(NamedTuple):
 class Classify(FinetuningTask):
     """A head tells one of several classes, or with `regression` a number.
 
+    With `windows` a text that is longer than a row is read in several that overlap: each learns the text's label, and
+    what they answer is taken together.
     With r_drop the loss is half of equation 4 of Wu et al. 2021 (arXiv:2106.14448); with auxiliary it is equation 5 of
     Radford et al. 2018, where both losses are means: of rows, and of all tokens that follow another.
     """
@@ -51,14 +54,20 @@ class Classify(FinetuningTask):
     text: tuple[str, ...] = ("text",)  # the columns of one text or two
     label: str = "label"  # the column of what is asked
     regression: bool = False  # whether that is a number
-    metric: str = ""  # by which models are compared: accuracy (the default), f1, matthews; pearson, spearman, error
+    # By which models are compared: accuracy (the default), f1 (of two labels that of the second by name, else the mean
+    # of all), matthews; pearson, spearman, error
+    metric: str = ""
     label_smoothing: float = 0.0  # share of a target that all classes have alike (Szegedy et al. 2016, section 7)
     class_weights: tuple[float, ...] = ()  # of the loss, by class in the order of their names
     r_drop: float = 0.0  # then each row is read twice, and how far the two differ counts so much (Wu et al. 2021)
     auxiliary: float = 0.0  # of models that read from left to right: how much the loss of the texts' tokens counts
+    windows: str = ""  # mean or vote: how windows of a text that is longer than a row answer together; else it is cut
+    stride: int = 0  # tokens between the beginnings of two windows; 0: half of what a row has of its text
 
     def __post_init__(self):
-        check_ranges(self, {"label_smoothing": SHARE, "r_drop": NOT_NEGATIVE, "auxiliary": NOT_NEGATIVE}, "--")
+        ranges = {"label_smoothing": SHARE, "r_drop": NOT_NEGATIVE, "auxiliary": NOT_NEGATIVE, "stride": COUNT_OR_NONE}
+        check_ranges(self, ranges, "--")
+        self._check_windows()
         if self.auxiliary and self.r_drop:
             raise ValueError("--auxiliary: does not go with --r-drop; leave one out")
         if len(self.text) not in (1, 2):
@@ -69,6 +78,18 @@ class Classify(FinetuningTask):
         for name in ("label_smoothing", "class_weights", "r_drop"):
             if self.regression and getattr(self, name):
                 raise ValueError(f"--{name.replace('_', '-')}: --regression has no classes; leave it out")
+
+    def _check_windows(self):
+        if self.windows and self.windows not in WINDOWS:
+            raise ValueError(unknown("--windows: there is no", self.windows, WINDOWS))
+        if self.windows and len(self.text) > 1:
+            raise ValueError(
+                f"--windows {self.windows}: is for rows of one text; leave it out, or give --text one column"
+            )
+        if self.windows == "vote" and self.regression:
+            raise ValueError("--windows vote: numbers have none; give --windows mean")
+        if self.stride and not self.windows:
+            raise ValueError(f"--stride {self.stride}: is of --windows; give --windows mean or vote, or leave it out")
 
     @property
     def columns(self):
@@ -83,18 +104,18 @@ class Classify(FinetuningTask):
         return task
 
     def read(self, file, is_labelled=True):
-        columns = (*self.text, *[self.label] * is_labelled)
+        columns = dict.fromkeys(self.text, "--text") | ({self.label: "--label"} if is_labelled else {})
         return [self._example(record) for record in records(file, columns)]
 
     def _example(self, record: Record) -> Labelled:
         texts = tuple(as_text(record, name, record.fields[name]) for name in self.text)
         label = record.fields.get(self.label)
-        if label == "":
+        if isinstance(label, str) and not label.strip():
             raise UserError(f"{record.where}: its {self.label} is empty; give it one, or leave the whole column out")
         if self.regression and label is not None:
             label = self._number(record, label)
         elif label is not None:
-            label = as_text(record, self.label, label)
+            label = as_text(record, self.label, label).strip()
         return Labelled(record.where, texts, label)
 
     def _number(self, record: Record, label: Any) -> float:
@@ -116,8 +137,8 @@ class Classify(FinetuningTask):
         return tuple(found)
 
     def encode(self, examples, made, labels, length):
-        texts, wheres = [one.texts for one in examples], [one.where for one in examples]
-        rows = encoded(made, texts, wheres, length, self.causal)
+        of = made, [one.texts for one in examples], [one.where for one in examples], length, self.causal
+        found = in_windows(*of, self.stride) if self.windows else [[row] for row in encoded(*of)]
         number = {label: index for index, label in enumerate(labels)}
         values = []
         for example in examples:
@@ -129,8 +150,9 @@ class Classify(FinetuningTask):
                 raise UserError(f"{example.where}: " + unknown("--train has no label", example.label, labels))
             else:
                 values.append(number[example.label])
+        rows, text = [row for windows in found for row in windows], np.repeat(np.arange(len(found)), [*map(len, found)])
         places = np.array([row.place for row in rows], np.int32)
-        columns = {"place": places, "labels": np.array(values, self.columns["labels"].dtype)}
+        columns = {"place": places, "labels": np.array(values, self.columns["labels"].dtype)[text], "text": text}
         # Global is the token at which a row is read (Beltagy et al. 2020, section 3.1).
         columns |= {"globals": places[:, None]} if self.marks_globals else {}
         return joined([row.tokens for row in rows], [row.types for row in rows], columns)
@@ -186,14 +208,18 @@ class Classify(FinetuningTask):
         return {"label": Term(jnp.sum(weights * nats), jnp.sum(weights * (logits.argmax(1) == labels)))}
 
     def answers(self, examples, rows, outputs, labels):
-        logits = np.stack(outputs["logits"])
+        logits, text = np.stack(outputs["logits"]), rows.columns["text"]
         if self.regression:
-            return [{"label": float(value)} for value in logits[:, 0]]
+            return [{"label": float(value)} for value in _means(logits[:, :1], text)[:, 0]]
         shares = np.exp(logits - logits.max(1, keepdims=True))
         shares /= shares.sum(1, keepdims=True)
+        votes = shares >= shares.max(1, keepdims=True)
+        means = _means(shares, text)
+        scores = _means(votes, text) if self.windows == "vote" else means
+        best = np.where(scores >= scores.max(1, keepdims=True), means, -1).argmax(1)  # the likeliest where votes tie
         return [
-            {"label": labels[best], "scores": dict(zip(labels, map(float, of_row), strict=True))}
-            for best, of_row in zip(logits.argmax(1), shares, strict=True)
+            {"label": labels[index], "scores": dict(zip(labels, map(float, of_text), strict=True))}
+            for index, of_text in zip(best, scores, strict=True)
         ]
 
     def figures(self, examples, answers, labels):
@@ -205,3 +231,9 @@ class Classify(FinetuningTask):
 def _next(array: Array) -> Array:
     """What follows each token of rows [rows, length]; zeros behind the last."""
     return jnp.pad(array[:, 1:], ((0, 0), (0, 1)))
+
+
+def _means(values: np.ndarray, text: np.ndarray) -> np.ndarray:
+    """f64[texts, n] of what is said of windows [rows, n].   text: which text each is of."""
+    sums = np.stack([np.bincount(text, of_class) for of_class in values.T], axis=1)
+    return sums / np.bincount(text)[:, None]

@@ -101,6 +101,10 @@ class Tag(FinetuningTask):
         tags = jnp.put_along_axis(jnp.zeros_like(slots), slots, path, axis=1, inplace=False)
         return {"nats": -log_likelihood(transitions, logits, labels, is_word & (labels != NONE)), "tags": tags}
 
+    def said(self, model, params, batch, moment):
+        outputs, terms = super().said(model, params, batch, moment)
+        return {"tags": outputs["tags"]}, terms  # what answers are made of, alone, leaves the device
+
     def weights(self, batch):
         return {"tag": (batch["labels"] != NONE).sum().astype(jnp.float32)}
 

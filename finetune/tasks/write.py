@@ -89,7 +89,7 @@ class Write(FinetuningTask):
             check_start(model_config, corpus)
 
     def read(self, file, is_labelled=True):
-        columns = (self.input, *[self.target] * is_labelled)
+        columns = {self.input: "--input"} | ({self.target: "--target"} if is_labelled else {})
         return [self._example(record) for record in records(file, columns)]
 
     def _example(self, record: Record) -> Pair:

@@ -174,7 +174,12 @@ def _first_state(
     key = jax.random.key(assembly.recipe.seed)
     state, frozen = first(key, weights, place_parameters(initial.teachers, first_stage))
     save_frozen(directory.frozen, frozen)
-    return state, 0, frozen, "starting from random weights" if weights is None else "starting from --init-from"
+    return (
+        state,
+        0,
+        frozen,
+        "starting from random weights" if weights is None else "starting from the weights of a trained model",
+    )
 
 
 def load_weights(

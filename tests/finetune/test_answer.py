@@ -16,7 +16,7 @@ from data_pipelines.tokenizers import words
 from data_pipelines.tokenizers.made import Made, special_ids
 from finetune.__main__ import main
 from finetune.commands.eval import figures_by_dev
-from finetune.tasks.answer import NOTHING, Answer, Question, best_span, best_threshold
+from finetune.tasks.answer import NOTHING, Answer, Question, best_spans, best_threshold
 from models.blocks.heads import SPANS
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
@@ -201,7 +201,8 @@ def test_the_best_span_and_the_best_threshold_are_those_of_a_search_of_all(seed)
     rng = np.random.default_rng(seed)
     start, end, allowed = rng.normal(size=12), rng.normal(size=12), np.isin(np.arange(12), range(4, 10))
     spans = [(start[a] + end[b], a, b) for a in range(4, 10) for b in range(a, min(a + 3, 10))]
-    assert best_span(start, end, allowed, 3) == max(spans)
+    for top in (1, 4, 99):
+        assert best_spans(start, end, allowed, 3, top) == sorted(spans, reverse=True)[:top]
 
     above, f1, is_none = np.round(rng.normal(size=20), 1), rng.random(20), rng.random(20) < 0.5
     f1[is_none] = 0
@@ -223,6 +224,10 @@ def test_the_best_window_answers_and_none_where_its_score_is_far_above(made):
         outputs["start"][row][0] = 5 + row
     found = task.answers(examples, rows, outputs, ())
     assert [(one["text"], one["score"], one["no_answer"]) for one in found] == [("f g", 9, -9), ("e f", 2, 7)]
+    for one, alone in zip(dataclasses.replace(task, top=3).answers(examples, rows, outputs, ()), found, strict=True):
+        texts, scores = zip(*(of.values() for of in one.pop("best")), strict=True)
+        assert one == alone and (texts[0], scores[0]) == (one["text"], one["score"])
+        assert len({*texts}) == 3 and scores == (*sorted(scores, reverse=True),)
     figures = task.figures(examples, found, ())
     assert (figures["threshold"], figures["unanswered_f1"], figures["f1"]) == pytest.approx((-1, 1, 0.7))
     decided = task.chosen(figures)
@@ -294,6 +299,8 @@ def test_a_run_answers_a_file_as_its_export_does_in_transformers(made, tmp_path,
     assert {name: float(said[name]) for name in said} == pytest.approx({n: best[n] for n in said}, abs=5e-5)
     assert "threshold" in best and "threshold" not in said and "unanswered_f1" in said
     assert [*json.loads(out.read_text())] == [f"q{number}" for number in range(8)]
+    assert main(["eval", str(tmp_path / "run"), "--test", str(file), "--predictions", str(out), "--top", "3"]) == 2
+    assert "--top 3: is of answers to questions, in --predictions that end in .jsonl" in capsys.readouterr().err
     assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "hf")]) == 0
     load = transformers.AutoModelForQuestionAnswering.from_pretrained
     _, info = load(tmp_path / "hf", output_loading_info=True)

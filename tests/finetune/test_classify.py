@@ -14,6 +14,7 @@ from data_pipelines.errors import UserError
 from finetune.__main__ import main
 from finetune.commands import run as command
 from finetune.tasks.classify import Classify
+from finetune.training import weights_of
 from models.blocks.heads import CLASSIFIER, POOLER
 from pretrain.objectives.objective import Phase
 from pretrain.optimizers import Optimizer
@@ -128,6 +129,30 @@ def test_a_run_does_not_go_on_from_other_weights(trained, begun, capsys):
     assert f"--workdir {trained}: was begun with {begun / 'from'}, not with random weights" in capsys.readouterr().err
 
 
+def test_a_run_does_not_go_on_with_other_options(trained, begun, capsys):
+    assert main([*arguments(begun, trained), "--peak", "0.1", "--label-smoothing", "0.5"]) == 2
+    changes = "(--label-smoothing 0.0, now 0.5; --peak 0.01, now 0.1)"
+    assert f"--workdir {trained}: was begun with other options {changes}; give these" in capsys.readouterr().err
+
+
+def test_a_run_does_not_go_on_where_what_it_began_with_was_trained_anew(trained, begun, capsys):
+    (about,) = (begun / "from").glob("checkpoints/*/_CHECKPOINT_METADATA")
+    before = about.read_text()
+    about.write_text(before.replace('"commit_timestamp_nsecs": 1', '"commit_timestamp_nsecs": 2'))
+    assert main(arguments(begun, trained)) == 2
+    about.write_text(before)
+    said = f"--from {begun / 'from'}: has other weights than those with which --workdir {trained} was begun; restore"
+    assert said in capsys.readouterr().err
+
+
+def test_weights_of_a_folder_are_told_apart_by_their_content(tmp_path):
+    found = []
+    for content in ("one", "other", "one"):
+        (tmp_path / "model.safetensors").write_text(content)
+        found.append(weights_of(tmp_path))
+    assert found[0] == found[2] != found[1]
+
+
 @pytest.mark.parametrize(
     ("labels", "columns"), [(("no", "yes"), [0, 1]), (("yes", "no"), [1, 0]), (("no", "never"), None)]
 )
@@ -195,9 +220,22 @@ def test_losses_are_torchs(changes, expected):
     assert float(term.sum / weight) == pytest.approx(float(wanted), rel=1e-6)
 
 
+@pytest.mark.parametrize(("windows", "labels", "first"), [("mean", "bba", 0.4), ("vote", "aba", 2 / 3)])
+def test_windows_of_a_text_answer_together(windows, labels, first):
+    of_a = np.array([0.6, 0.3, 0.55, 0.05, 0.8])  # of three windows of one text and of one each of two
+    rows = SimpleNamespace(columns={"text": np.array([0, 1, 0, 0, 2])})
+    logits = [*np.log(np.stack([of_a, 1 - of_a], axis=1))]
+    answers = Classify(windows=windows).answers([None] * 3, rows, {"logits": logits}, ("a", "b"))
+    assert "".join(one["label"] for one in answers) == labels
+    assert answers[0]["scores"]["a"] == pytest.approx(first)
+    tied = SimpleNamespace(columns={"text": np.array([0, 0, 1, 2, 2])})  # one vote each: the likelier one
+    answers = Classify(windows="vote").answers([None] * 3, tied, {"logits": logits}, ("a", "b"))
+    assert [one["label"] for one in answers] == ["b", "a", "b"]
+
+
 BAD = [
     ("first\tsecond\tfirst\na\tb\tyes\n", "train.tsv, line 1: has two columns 'first'; rename one of them"),
-    ("first\tlabel\na\tyes\nb\tno\n", "train.tsv, line 2: has no second; it has first, label"),
+    ("first\tlabel\na\tyes\nb\tno\n", "train.tsv, line 2: has no second; it has first, label; name others with --text"),
     ("first\tsecond\tlabel\na\tb\n", "train.tsv, line 2: has 2 columns, the first line 3"),
     ("first\tsecond\tlabel\n", "train.tsv: has no record; give another file"),
     (
@@ -215,6 +253,12 @@ def test_a_malformed_file_is_one_line_that_names_it(content, message, begun, tmp
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert main([*arguments(begun, tmp_path / "run"), "--train", str(file)]) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_spaces_make_no_other_label(tmp_path):
+    write(tmp_path / "dev.tsv", [("a", "b", "yes "), ("a", "b", "no"), ("a", "b", " yes")])
+    task = Classify(text=("first",))
+    assert task.labels_of(task.read(tmp_path / "dev.tsv")) == ("no", "yes")
 
 
 def test_a_number_that_is_none_is_not_left_out(tmp_path):

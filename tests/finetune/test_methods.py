@@ -95,7 +95,7 @@ def tasks(begun, tmp_path_factory):
     files = {split: str(begun / f"{split}.tsv") for split in ("train", "dev")}
     (folder / "alike.json").write_text(json.dumps(shared | files))
     files = {split: f"numbers.{split}.tsv" for split in ("train", "dev")}
-    (folder / "numbers.json").write_text(json.dumps(shared | files | {"regression": True}))
+    (folder / "numbers.json").write_text(json.dumps(shared | files | {"regression": True, "metric": "error"}))
     return folder
 
 
@@ -139,4 +139,5 @@ def test_a_suite_that_is_stopped_goes_on_and_compiles_for_all_seeds_once(begun, 
             assert score == max(one["score"] for one in entries)
     median = f"{100 * np.median(scores['alike']):.1f}"
     assert f"| alike | accuracy | {median} |" in (tmp_path / "card.md").read_text()
+    assert f"| numbers | error | {-np.median(scores['numbers']):.3f} |" in (tmp_path / "card.md").read_text()
     assert (tmp_path / "card.png").stat().st_size > 1000

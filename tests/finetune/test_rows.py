@@ -17,6 +17,7 @@ from data_pipelines.tokenizers.made import Made
 from finetune.files import as_text, records
 from finetune.patterns import served, shortest
 from finetune.rows import TaskRows, buckets, joined, with_rows
+from finetune.tasks.classify import Classify, Labelled
 from finetune.texts import encoded, ending
 from models.attention.patterns.pattern import Pattern
 from models.families.bert import BertConfig
@@ -70,19 +71,38 @@ def sizes_of(sizes):
     return [np.arange(n) for n in sizes]
 
 
-def test_a_causal_row_ends_each_text_and_the_longer_one_is_cut(caplog):
-    special, text, other = {"unk": 0}, "a b a a", "b " * 9
-    words = WordLevel({"?": 0, "a": 1, "b": 2}, "?")
-    plain = Made(Tokenizer(words), special, {})
+@pytest.fixture
+def made():
+    """A tokenizer of two words that ends texts."""
+    plain = Made(Tokenizer(WordLevel({"?": 0, "a": 1, "b": 2}, "?")), {"unk": 0}, {})
     plain.tokenizer.pre_tokenizer = Whitespace()
-    made = ending(plain)
-    end = made.special["eod"]
+    return ending(plain)
+
+
+def test_a_causal_row_ends_each_text_and_the_longer_one_is_cut(made, caplog):
+    text, other, end = "a b a a", "b " * 9, made.special["eod"]
     assert end == 3  # a further token, where none ends texts
     (one, both) = encoded(made, [(text,), (text, other)], ["here", "there"], 10, causal=True)
     said = "texts with more than --length 10 tokens, which are cut: 1, the first of there"
     assert [record.getMessage() for record in caplog.records] == [said]
     assert one == ([1, 2, 1, 1, end], [0] * 5, 4)
     assert both == ([1, 2, 1, 1, end, 2, 2, 2, 2, end], [0] * 10, 9)
+
+
+def test_windows_of_a_text_overlap_and_leave_nothing_out(made, caplog):
+    task, (text, short), end = Classify(windows="mean", stride=3, causal=True), ("a b a a b b a", "b"), 3
+    examples = [Labelled("there", (text,), "x"), Labelled("here", (short,), "y")]
+    rows = task.encode(examples, made, ("x", "y"), 5)
+    whole = [1, 2, 1, 1, 2, 2, 1]
+    assert np.split(rows.tokens, rows.starts[1:-1])[0].tolist() == [*whole[:4], end]
+    assert rows.tokens[5:].tolist() == [*whole[3:], end, 2, end]
+    assert [rows.columns[name].tolist() for name in ("text", "labels", "place")] == [[0, 0, 1], [0, 0, 1], [4, 4, 1]]
+    said = "texts with more than --length 5 tokens, which are read in windows: 1, the first of there"
+    assert [record.getMessage() for record in caplog.records] == [said]
+    halves = dataclasses.replace(task, stride=0).encode(examples, made, ("x", "y"), 5)
+    assert halves.lengths.tolist() == [5, 5, 4, 2]
+    with pytest.raises(UserError, match="--length 5: has room for 4 tokens of a text, and --stride is 5; give"):
+        dataclasses.replace(task, stride=5).encode(examples, made, ("x", "y"), 5)
 
 
 def test_records_of_each_kind_of_file_are_the_same(tmp_path):
@@ -95,27 +115,27 @@ def test_records_of_each_kind_of_file_are_the_same(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n\n".join(map(json.dumps, rows)))
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     for name in ("a.tsv", "a.csv", "a.jsonl", "a.parquet"):
-        assert [record.fields for record in records(tmp_path / name, ["text", "label"])] == rows
+        assert [record.fields for record in records(tmp_path / name, {"text": "--text", "label": "--label"})] == rows
 
 
 @pytest.mark.parametrize("suffix", ["tsv", "csv"])
 def test_a_blank_line_between_records_of_one_column_is_not_left_out(suffix, tmp_path):
     file = tmp_path / f"a.{suffix}"
     file.write_text("text\na\n\n\n")
-    assert [record.fields for record in records(file, ["text"])] == [{"text": "a"}]
+    assert [record.fields for record in records(file, {"text": "--text"})] == [{"text": "a"}]
     file.write_text("text\na\n\nb\n")
     with pytest.raises(UserError, match=r"a\.\wsv, line 3: is blank; give it a text"):
-        records(file, ["text"])
+        records(file, {"text": "--text"})
     file.write_text({"tsv": "text\tlabel\n\na\tx\n", "csv": "text,label\n\na,x\n"}[suffix])
-    assert [record.where for record in records(file, ["text"])] == [f"{file}, line 3"]
+    assert [record.where for record in records(file, {"text": "--text"})] == [f"{file}, line 3"]
 
 
 def test_what_is_no_number_is_missing_and_a_list_is_no_text(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "a", "label": NaN}\n')
     with pytest.raises(UserError, match="line 1: has no label; it has text"):
-        records(file, ["text", "label"])
-    (record,) = records(file, ["text"])
+        records(file, {"text": "--text", "label": "--label"})
+    (record,) = records(file, {"text": "--text"})
     assert record.fields["label"] is None
     assert [as_text(record, "text", value) for value in ("a", 1, "")] == ["a", "1", ""]
     for value in (None, float("nan"), ["a"], {"a": 1}):
@@ -125,7 +145,7 @@ def test_what_is_no_number_is_missing_and_a_list_is_no_text(tmp_path):
 
 def test_a_text_in_quotes_may_be_long(tmp_path):
     (tmp_path / "a.csv").write_text(f"text\n{'a' * 200_000}\n")
-    assert len(records(tmp_path / "a.csv", ["text"])[0].fields["text"]) == 200_000
+    assert len(records(tmp_path / "a.csv", {"text": "--text"})[0].fields["text"]) == 200_000
 
 
 def test_a_pattern_serves_rows_that_are_short_for_it():

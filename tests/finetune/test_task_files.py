@@ -20,6 +20,7 @@ FILES = {"train": "train.tsv", "dev": "dev.tsv"}
             json.dumps({"task": "tag", **FILES, "dev": "x.tsv"}),
             "a.json: dev is .*x.tsv, which does not exist",
         ),
+        ("a.json", json.dumps({"task": "tag", **FILES, "seed": 1}), "a.json: has seed, which the command says for all"),
         ("a:b.json", json.dumps({"task": "tag", **FILES}), "a:b.json: its name is that of the task, and has no colon"),
         ("a.txt", "{}", "has no .json file; give a folder with one for each task"),
     ],

@@ -1,11 +1,13 @@
 """Recipes for meshes of 8 simulated devices, and batches for them."""
 
+import dataclasses
 import math
 import re
 
 import jax
 import numpy as np
 
+from finetune.tasks.classify import Classify
 from models.attention.patterns.pattern import Pattern
 from models.families.registry import FAMILIES
 from pretrain.optimizers import Optimizer
@@ -47,8 +49,10 @@ def recipe(name):
         return toys.recipe(model=model, objective=toys.NextOfGrams(), optimizer=optimizer, phases=phases)
     recipes = {"albert": tiny.albert, "bert": tiny.bert, "electra": tiny.electra, "etc": tiny.etc, "gpt2": tiny.gpt2}
     recipes |= {"t5": tiny.t5, "xlnet": tiny.xlnet}
-    recipes |= dict.fromkeys(PATTERNS, tiny.bert)
+    recipes |= dict.fromkeys((*PATTERNS, "classify"), tiny.bert)
     found = replaced(recipes.get(name, tiny.transformer_xl)(), "phases.0.batch_size", ROWS)
+    if name == "classify":
+        found = dataclasses.replace(replaced(found, "model.labels", ("no", "perhaps", "yes")), objective=Classify())
     if name == "adaptive":
         found = replaced(found, "model.cutoffs", (40, 100))
     if name in PATTERNS:

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from finetune.predict import Predictor
+from finetune.rows import joined
 from models.attention import plain
 from models.attention.kernels import pattern_kernel, relative_kernel
 from models.attention.kernels.kernel import Attention
@@ -112,6 +114,20 @@ def test_a_family_on_a_mesh_is_that_of_one_device(name, mesh, depth, remat, capf
     assert loss == pytest.approx(expected, rel=2e-6)
     check_near(found, slopes)
     assert "nvoluntary full rematerialization" not in said  # that the compiler saw no other way than to gather an array
+
+
+def test_a_finetuned_model_says_on_a_mesh_what_it_says_on_one_device():
+    """Rows are few enough that some of a batch only fill it up."""
+    recipe, rng = replaced(simulated.recipe("classify"), "model.depth", 1), np.random.default_rng(0)
+    tokens, found = [rng.integers(5, 100, length) for length in (3, 9, 16, 16, 7)], []
+    rows = joined(tokens, tokens, {"place": np.zeros(5, int), "labels": np.array([0, 1, 2, 1, 0])})
+    rows = rows._replace(types=np.zeros_like(rows.tokens))
+    for text in ("fsdp=4,tensor=2", "one"):
+        assembly, mesh = assemble(recipe, Program("float32", "unroll")), simulated.mesh_of(text)
+        (stage,) = placement.stages(assembly, mesh)
+        params = placement.place_parameters(drawn_parameters(recipe), stage)
+        found.append(Predictor(recipe.objective, assembly, mesh, 16)(params, {}, rows, lambda done: None))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6), *found)
 
 
 @functools.cache
