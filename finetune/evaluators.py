@@ -1,4 +1,4 @@
-"""Held-out figures of a run: the answers to all rows of --dev beside what is right."""
+"""Held-out metrics of a run: compares the answers to all rows of --dev with their labels."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from pretrain.training.placement import Stage
 
 
 class Development(NamedTuple):
-    """What a task is evaluated on.   examples, rows: of --dev.   made: of the model."""
+    """The held-out set of a task.   examples, rows: those of --dev.   made: the model's tokenizer."""
 
     examples: Examples
     rows: Rows
@@ -24,9 +24,9 @@ class Development(NamedTuple):
 
 
 class DevelopmentSets:
-    """Those of a phase's tasks, by name; made as `run_on` makes evaluators.
+    """The held-out sets of a phase's tasks, by name; an evaluator for `run_on`.
 
-    A phase's stages are of buckets, which are of one task where their names are the same before a colon.
+    Each stage of a phase trains one bucket; buckets of a task have the same name before the colon.
     """
 
     def __init__(self, sets: Mapping[str, Development], stages: Mapping[str, Stage]):
@@ -37,7 +37,7 @@ class DevelopmentSets:
                 self.of[group] = task, Predictor(task, stage.assembly, stage.mesh, stage.phase.length)
 
     def __call__(self, params: Params, frozen: Params, trained: int) -> dict[str, float]:
-        """Figures of each task, and where there are several, the means of their losses and scores."""
+        """Return the metrics of each task, and for several tasks the means of their losses and scores."""
         found: dict[str, dict[str, float]] = {}
         for name, (task, predictor) in self.of.items():
             found[name] = figures_of(task, predictor, params, frozen, self.sets[name])[0]
@@ -55,9 +55,9 @@ def figures_of(
     of: Development,
     tell: Callable[[int], Any] = lambda done: None,
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """(the loss and how good the answers are, nothing where the examples do not say what is right; the answers).
+    """Return the loss and metrics (empty for examples without labels) and the answers.
 
-    tell: is told how many further rows are done.
+    tell: called with the number of further rows done.
     """
     said = predictor(params, frozen, of.rows, tell)
     generated = task.generated(predictor.model, merged(merge(params, frozen)), predictor.mesh, of.rows, of.made)

@@ -1,4 +1,4 @@
-"""Files of a task as records with the line that each is on. What is malformed is one error that names it."""
+"""Reads the files of a task as records with their line numbers. Malformed input is one error that names its line."""
 
 import csv
 import json
@@ -13,67 +13,68 @@ from data_pipelines.errors import UserError
 
 FORMS = {".tsv": "tab", ".csv": "comma", ".jsonl": "json", ".json": "json", ".ndjson": "json", ".parquet": "parquet"}
 
-
-Told = defaultdict[str, list[str]]  # what there is to say of examples -> where they are
+Told = defaultdict[str, list[str]]  # warning about examples -> file and line of each
 log = logging.getLogger(__name__)
 
 
 class Record(NamedTuple):
-    """where: the file and line, as an error begins."""
+    """where: file and line, the beginning of an error message."""
 
     where: str
     fields: dict[str, Any]
 
 
 def records(file: Path, columns: Mapping[str, str]) -> list[Record]:
-    """Of .tsv and .csv files with a line of names, .jsonl and .parquet files.
+    """Return the records of a .tsv or .csv file with a header line, or of a .jsonl or .parquet file.
 
-    .tsv files have no quotes, as those of GLUE; .csv files have quotes.   columns: those that are read, and the options
-    that name them.   UserError where one lacks a column or cannot be read.
+    .tsv files have no quotes, like GLUE's; .csv files have quotes.   columns: the columns to read -> the options that
+    name them.   UserError if a record lacks a column or the file cannot be read.
     """
     form = FORMS.get(file.suffix)
     if form is None:
-        raise UserError(f"{file}: is no file of records; give one that ends in {', '.join(FORMS)}")
+        raise UserError(f"{file}: is not a file of records; give one that ends in {', '.join(FORMS)}")
     read = {"tab": _tab, "comma": _comma, "json": _json, "parquet": _parquet}[form]
     found = []
     for number, fields in with_errors(file, read(file)):
         where = f"{file}, line {number}"
-        fields = {name: None if value != value else value for name, value in fields.items()}  # NaN: it is missing
+        fields = {name: None if value != value else value for name, value in fields.items()}  # NaN: missing
         if lacking := [name for name in columns if fields.get(name) is None]:
-            there = ", ".join(name for name, value in fields.items() if value is not None) or "nothing"
+            present = ", ".join(name for name, value in fields.items() if value is not None) or "nothing"
             options = " and ".join(dict.fromkeys(columns[name] for name in lacking))
-            raise UserError(f"{where}: has no {' and no '.join(lacking)}; it has {there}; name others with {options}")
+            raise UserError(
+                f"{where}: has no {' and no '.join(lacking)}, but has {present}; name columns with {options}"
+            )
         found.append(Record(where, fields))
     if not found:
-        raise UserError(f"{file}: has no record; give another file")
+        raise UserError(f"{file}: has no records; give another file")
     return found
 
 
 def as_text(record: Record, name: str, value: Any) -> str:
-    """A value of a field, or of a list there. UserError where it is missing or holds further ones."""
+    """Return the value of a field, or an item of its list, as text. UserError if missing, a list or an object."""
     if value is None or value != value or isinstance(value, list | dict):
-        raise UserError(f"{record.where}: {name} has {value!r} in place of a text; mend it")
+        raise UserError(f"{record.where}: {name}={value!r} is not a text; correct it")
     return str(value)
 
 
 def tell(told: Told) -> None:
-    """Say it, once each, with how many there are and where the first one is."""
-    for what, wheres in told.items():
-        log.warning("%s: %s, the first of %s", what, f"{len(wheres):,}", wheres[0])
+    """Log each warning once, with the number of examples and the place of the first one."""
+    for warning, wheres in told.items():
+        log.warning("%s: %s, the first is %s", warning, f"{len(wheres):,}", wheres[0])
 
 
 def with_errors(file: Path, read: Iterator) -> Iterator:
-    """What is read of a file; UserError where it cannot be."""
+    """Yield what `read` yields; UserError if the file cannot be read."""
     try:
         yield from read
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror or error}); give another file") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{file}: is no UTF-8 at byte {error.start}; write it so") from None
+        raise UserError(f"{file}: is not UTF-8 at byte {error.start}; convert it to UTF-8") from None
 
 
 def text_lines(file: Path) -> Iterator[str]:
-    """The lines of a text, which end with line feeds, carriage returns or both, alone."""
+    """Yield the lines of a text file. Only line feeds, carriage returns or both end a line."""
     with file.open(encoding="utf-8-sig", newline=None) as lines:
         for line in lines:
             yield line.removesuffix("\n")
@@ -84,24 +85,24 @@ def _tab(file: Path) -> Iterator[tuple[int, dict]]:
 
 
 def _named(file: Path, lines: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, dict]]:
-    """Lines as values -> by the names of the first one. Blank lines are none, but where a file has one column they may
-    be an empty value: such a line with others behind it is an error."""
+    """Yield the values of each line by column name, with the names from the first line. Blank lines are skipped; in a
+    file with one column they may be empty values, so a blank line before others is an error there."""
     names, blank = [], 0
     for number, values in lines:
         if not values:
             blank = number
         elif not names:
-            names, blank = _apart(file, values), 0
+            names, blank = _distinct(file, values), 0
         elif len(values) != len(names):
-            raise UserError(f"{file}, line {number}: has {len(values)} columns, the first line {len(names)}")
+            raise UserError(f"{file}, line {number}: has {len(values)} columns, but the first line has {len(names)}")
         elif blank and len(names) == 1:
-            raise UserError(f"{file}, line {blank}: is blank; give it a {names[0]}, or leave the line out")
+            raise UserError(f"{file}, line {blank}: is blank; give it a {names[0]}, or remove the line")
         else:
             yield number, dict(zip(names, values, strict=True))
 
 
-def _apart(file: Path, names: list[str]) -> list[str]:
-    """The names of a file's columns, of which none is there twice."""
+def _distinct(file: Path, names: list[str]) -> list[str]:
+    """Return the column names of a file. UserError if a name occurs twice."""
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{file}, line 1: has two columns {twice[0]!r}; rename one of them")
     return names
@@ -112,14 +113,14 @@ def _comma(file: Path) -> Iterator[tuple[int, dict]]:
 
 
 def _quoted(file: Path) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(sys.maxsize)  # by default a text may have 131,072 characters
+    csv.field_size_limit(sys.maxsize)  # the default limit is 131,072 characters
     with file.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines, strict=True)
         try:
             for values in reader:
                 yield reader.line_num, values
         except csv.Error as error:
-            raise UserError(f"{file}, line {reader.line_num}: {error}; close its quotes") from None
+            raise UserError(f"{file}, line {reader.line_num}: {error}; close the quotes") from None
 
 
 def _json(file: Path) -> Iterator[tuple[int, dict]]:
@@ -129,9 +130,9 @@ def _json(file: Path) -> Iterator[tuple[int, dict]]:
         try:
             fields = json.loads(line)
         except ValueError as error:
-            raise UserError(f"{file}, line {number}: is not JSON ({error}); give an object a line") from None
+            raise UserError(f"{file}, line {number}: is not JSON ({error}); give one object a line") from None
         if not isinstance(fields, dict):
-            raise UserError(f"{file}, line {number}: is no JSON object; give one a line")
+            raise UserError(f"{file}, line {number}: is not a JSON object; give one object a line")
         yield number, fields
 
 

@@ -1,4 +1,4 @@
-"""How good answers are, by the libraries of the field. Shares are between 0 and 1."""
+"""Metrics of answers, from standard libraries. Shares are between 0 and 1."""
 
 import re
 import warnings
@@ -10,18 +10,18 @@ from pretrain.storage.best import SCORE
 
 OF_CLASSES = "accuracy", "f1", "matthews"
 OF_NUMBERS = "pearson", "spearman", "error"
-SPAN = re.compile(r"O|[BIESMLU]-.+")  # a tag of spans
+SPAN = re.compile(r"O|[BIESMLU]-.+")  # a tag of a span scheme
 
 
 def with_score(figures: Mapping[str, float], metric: str = "") -> dict[str, float]:
-    """The figures with one of them, by default the first, as what models are compared by."""
+    """Return the metrics with one of them, by default the first, as the score that selects models."""
     name = metric or next(iter(figures))
     return {SCORE: -figures[name] if name == "error" else figures[name], **figures}
 
 
 def of_classes(right: Sequence[str], given: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
-    """scikit-learn's accuracy, F1 (of two classes that of the second, as of GLUE; else the mean of all classes') and
-    Matthews' correlation."""
+    """Return scikit-learn's accuracy, F1 (with two classes, that of the second, as in GLUE; else the mean over classes)
+    and Matthews correlation."""
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
     how = {"average": "binary", "pos_label": labels[-1]} if len(labels) == 2 else {"average": "macro"}
@@ -33,23 +33,23 @@ def of_classes(right: Sequence[str], given: Sequence[str], labels: Sequence[str]
 
 
 def of_numbers(right: Sequence[float], given: Sequence[float]) -> dict[str, float]:
-    """scipy's correlations of Pearson and Spearman, 0 where all numbers are the same, and the mean square error."""
+    """Return scipy's Pearson and Spearman correlations (0 if all numbers are equal) and the mean squared error."""
     from scipy.stats import pearsonr, spearmanr
 
-    def correlation(of: Callable) -> float:
+    def correlation(function: Callable) -> float:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return float(np.nan_to_num(of(right, given).statistic)) if len(right) > 1 else 0.0
+            return float(np.nan_to_num(function(right, given).statistic)) if len(right) > 1 else 0.0
 
     error = float(np.mean(np.square(np.subtract(right, given))))
     return {"pearson": correlation(pearsonr), "spearman": correlation(spearmanr), "error": error}
 
 
 def of_tags(right: Sequence[list[str]], given: Sequence[list[str]], labels: Sequence[str]) -> dict[str, float]:
-    """Of the words of sentences: the accuracy, and where all labels are of spans, before it seqeval's F1, precision and
-    recall of these (as of CoNLL-2000's program: what begins no span but is in one begins it).
+    """Return the accuracy over words, preceded by seqeval's F1, precision and recall of spans if all labels are span
+    tags. As in CoNLL-2000's script, an inside tag that continues no span starts one.
 
-    Spans are of B, I, E and S; M, L and U are other names of I, E and S.
+    Span tags begin with B, I, E or S; M, L and U are other names of I, E and S.
     """
     from seqeval.metrics import accuracy_score
     from seqeval.metrics.sequence_labeling import precision_recall_fscore_support

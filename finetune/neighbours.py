@@ -1,4 +1,4 @@
-"""The words of a file whose hidden states are nearest to those of a word in its context."""
+"""Finds the words of a file whose hidden states are nearest to those of a word in its context."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -15,18 +15,17 @@ from finetune.rows import Rows, joined
 from finetune.texts import encodings
 from pretrain.training.opened import Opened
 
-ALONE = r"\u3040-\u30ff\u3400-\u9fff"  # characters of languages without spaces, each of which is a word here
+ALONE = r"\u3040-\u30ff\u3400-\u9fff"  # scripts without spaces, where each character counts as a word
 WORD = re.compile(rf"[{ALONE}]|[^\W{ALONE}]+")
-AT_ONCE = 1 << 10  # texts
+AT_ONCE = 1 << 10  # texts to encode at once
 
-
-Span = tuple[int, int]  # where characters begin and end
+Span = tuple[int, int]  # begin and end in characters
 Look = Callable[..., jax.Array]
 
 
 class Texts(NamedTuple):
-    """rows: what a model reads of each text.   offsets: i32[tokens, 2], the characters of each token, of a special one
-    none."""
+    """rows: the encoded texts.   offsets: i32[tokens, 2], begin and end of each token in characters, empty for special
+    tokens."""
 
     texts: Sequence[str]
     rows: Rows
@@ -34,7 +33,7 @@ class Texts(NamedTuple):
 
 
 class Near(NamedTuple):
-    """similarity: the cosine.   text: its number."""
+    """similarity: the cosine.   text: index of the text."""
 
     similarity: float
     text: int
@@ -42,9 +41,9 @@ class Near(NamedTuple):
 
 
 def texts_to_look_at(opened: Opened, texts: Sequence[str], wheres: Sequence[str], length: int) -> Texts:
-    """Rows of at most so many tokens.   wheres: of each text, to say which is cut."""
+    """Encode texts as rows of at most `length` tokens.   wheres: file and line of each text, for warnings."""
     tokens, types, offsets, told = [], [], [], Told(list)
-    for first in range(0, len(texts), AT_ONCE):  # what a tokenizer makes of a text is large
+    for first in range(0, len(texts), AT_ONCE):  # encodings take much memory
         part = slice(first, first + AT_ONCE)
         for one in encodings(opened.tokenizer, [(text,) for text in texts[part]], wheres[part], length, told):
             tokens.append(np.array(one.ids, np.int32))
@@ -55,24 +54,24 @@ def texts_to_look_at(opened: Opened, texts: Sequence[str], wheres: Sequence[str]
 
 
 def spans(text: str, words: int) -> list[Span]:
-    """The characters of each so many words that follow each other."""
+    """Return the spans of all runs of `words` consecutive words."""
     found = [match.span() for match in WORD.finditer(text)]
     return [(begin, end) for (begin, _), (_, end) in zip(found, found[words - 1 :], strict=False)]
 
 
 def place_of(word: str, context: str) -> Span:
-    """The characters of a word, or of several, where they are first in a context. UserError where they are not."""
+    """Return the first span of one or more words in a context. UserError if it does not contain them."""
     if not (words := len(WORD.findall(word))):
-        raise UserError(f"--word {word}: has no letter and no digit; give a word")
+        raise UserError(f"--word {word}: has no letters or digits; give a word")
     for begin, end in spans(context, words):
         if WORD.findall(context[begin:end].casefold()) == WORD.findall(word.casefold()):
             return begin, end
-    raise UserError(f"--word {word}: is not in --context {context!r}; give a context with it")
+    raise UserError(f"--word {word}: does not occur in --context {context!r}; give a context with it")
 
 
 def vectors(states: np.ndarray, offsets: np.ndarray, given: Sequence[Span]) -> tuple[np.ndarray, list[Span]]:
-    """(f32[n, width] of length 1, means of states [tokens, width] over the pieces of spans; those spans: one that a row
-    had no room for is left out)."""
+    """Return unit vectors f32[n, width], the normalized means of states [tokens, width] over the pieces of spans, and
+    those spans. Spans that were cut off are left out."""
     begins, ends = np.array(given, np.int32).reshape(-1, 2).T
     is_of = (offsets[:, 0] < ends[:, None]) & (offsets[:, 1] > begins[:, None])
     kept = is_of.any(1)
@@ -82,40 +81,41 @@ def vectors(states: np.ndarray, offsets: np.ndarray, given: Sequence[Span]) -> t
 
 
 def vector_of(opened: Opened, word: str, context: str, look: Look, length: int) -> np.ndarray:
-    """f32[width] of length 1: of a word in its context."""
+    """Return the unit vector f32[width] of a word in its context."""
     place = place_of(word, context)
     asked = texts_to_look_at(opened, [context], ["--context"], length)
     ((_, states),) = looked(opened, asked.rows, look)
     found, there = vectors(states[0, 0, : len(asked.offsets)], asked.offsets, [place])
     if not there:
-        raise UserError(f"--word {word}: has no piece in the first --length {length} tokens of --context; give more")
+        raise UserError(f"--word {word}: is not in the first --length {length} tokens of --context; raise --length")
     return found[0]
 
 
-def nearest(opened: Opened, wanted: np.ndarray, of: Texts, words: int, look: Look, number: int) -> list[Near]:
-    """So many of the words of texts, or of each so many words that follow each other, the nearest first.
+def nearest(opened: Opened, wanted: np.ndarray, texts: Texts, words: int, look: Look, number: int) -> list[Near]:
+    """Return the `number` nearest runs of `words` consecutive words in texts, the nearest first.
 
-    wanted: f32[width] of length 1. Of hidden states those of one batch are in memory.
+    wanted: unit vector f32[width]. Only the hidden states of one batch are in memory.
     """
     found: list[Near] = []
-    for numbers, states in looked(opened, of.rows, look):
+    for numbers, states in looked(opened, texts.rows, look):
         for at, text in enumerate(numbers.tolist()):
-            begin, end = of.rows.starts[text : text + 2]
-            rows, given = vectors(states[0, at, : end - begin], of.offsets[begin:end], spans(of.texts[text], words))
+            begin, end = texts.rows.starts[text : text + 2]
+            found_spans = spans(texts.texts[text], words)
+            rows, given = vectors(states[0, at, : end - begin], texts.offsets[begin:end], found_spans)
             found += [Near(float(close), text, span) for close, span in zip(rows @ wanted, given, strict=True)]
         found = sorted(found, key=lambda one: (-one.similarity, one.text, one.span))[:number]
     return found
 
 
 def look_at(layer: int | None, source: Path) -> Look:
-    """For hidden states [1, rows, length, width] of a layer, 0 of the embeddings, by default of the last. UserError
-    where there is no such layer."""
+    """Return a function for hidden states [1, rows, length, width] of a layer (0: embeddings; None: the last).
+    It raises UserError if there is no such layer."""
 
     def look(model, params, batch):
         states = layer_states(model, params, batch)
         last = len(states) - 1
         if layer is not None and layer > last:
-            raise UserError(f"--layer {layer}: {source} has {last}; give 0 (embeddings) to {last}")
+            raise UserError(f"--layer {layer}: {source} has {last} layers; use 0 (embeddings) to {last}")
         return states[last if layer is None else layer][None]
 
     return look

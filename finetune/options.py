@@ -1,4 +1,4 @@
-"""How a run of finetuning is run."""
+"""Options of a finetuning run."""
 
 import dataclasses
 from pathlib import Path
@@ -30,66 +30,66 @@ RANGES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training(How):
-    """What a run of finetuning begins with, and how it goes."""
+    """Options that runs on one task and on several share."""
 
     source: Annotated[Place, arg(name="from")]
-    """The model: a run's work directory, or a Hugging Face folder."""
+    """The model to finetune: a run's work directory, or a Hugging Face folder."""
     workdir: Place
-    """Where the run keeps everything; the same directory resumes."""
+    """Directory for checkpoints, metrics and logs; the run resumes if it already holds one."""
     epochs: float = 3.0
-    """How often each example comes."""
+    """Number of passes over the training examples."""
     batch_size: int = 32
-    """Rows of a step."""
+    """Number of rows in a batch."""
     length: int = 128
-    """Tokens of a row, at most."""
+    """Maximum number of tokens in a row."""
     peak: float = 5e-5
-    """The highest learning rate, from which it falls linearly to 0."""
+    """Peak learning rate; it decays linearly from there to 0."""
     warmup: float = 0.1
-    """Share of the steps in which the rate rises."""
+    """Share of the steps used to warm up the learning rate."""
     decay: float = 0.01
     """Weight decay of matrices and embeddings."""
     layer_decay: float = 1.0
-    """Of the rate, from each layer to the one below."""
+    """Factor on the learning rate from each layer to the one below it."""
     frozen: tuple[str, ...] = ()
-    """What stays as it is: embeddings, layers, layers[0:6], or any other path of parameters."""
+    """Parameters to freeze: embeddings, layers, layers[0:6], or any other parameter path."""
     lora: int = 0
-    """Rank of products that are trained in place of the attention's queries and values, while all but the head is
-    frozen; an export has them merged. 0: none."""
+    """Rank of the LoRA matrices on the attention's queries and values; only these and the head are trained. An export
+    merges them into the weights. 0 turns LoRA off."""
     from_scratch: bool = False
-    """Take the model's sizes and tokenizer alone, and begin with random weights: what its pretraining is worth."""
+    """Start from random weights, with only the model's config and tokenizer: shows what its pretraining is worth."""
     examples: int | None = None
-    """How many examples to train on, the same for all seeds; by default all."""
+    """Number of training examples to use, the same ones for every seed; by default all."""
     seed: int = 0
-    """Of the head's first weights, the order of rows and dropout."""
+    """Random seed of the head's initial weights, the order of rows and dropout."""
     log_every: int = 10
-    """Steps between two lines of figures."""
+    """Steps between two log lines with metrics."""
     eval_every: int | None = None
-    """Steps between two evaluations; by default those of an epoch."""
+    """Steps between two evaluations on --dev; by default one epoch."""
     checkpoint_every: int | None = None
-    """Steps between two checkpoints; by default those of an epoch."""
+    """Steps between two checkpoints; by default one epoch."""
     patience: int = 0
-    """Stop when so many evaluations have come after the best one; 0 never does."""
+    """Stop after this many evaluations without a new best one; 0 never stops early."""
     coordinator: str | None = None
-    """HOST:PORT of process 0, where nothing else (Cloud TPU, GKE, Slurm, Open MPI) brings the processes together."""
+    """HOST:PORT of process 0; needed unless Cloud TPU, GKE, Slurm or Open MPI connects the processes."""
     processes: int | None = None
-    """How many processes run, with --coordinator."""
+    """Number of processes, with --coordinator."""
     process: int | None = None
-    """Which of them this is, from 0, with --coordinator."""
+    """Index of this process, from 0, with --coordinator."""
     track: tuple[str, ...] = ()
-    """Also send the figures to wandb (Weights & Biases), trackio (Hugging Face), or both."""
+    """Also send metrics to wandb (Weights & Biases), trackio (Hugging Face), or both."""
 
     def __post_init__(self):
         check_options(self, RANGES)
         if self.lora and self.frozen:
-            raise UserError("--frozen: --lora freezes all but the head; leave one of them out")
+            raise UserError("--frozen: --lora already freezes everything but the head; leave one of them out")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run(Training):
-    """The same of one task."""
+    """Options of a run on one task."""
 
     train: Path
-    """File of the examples to train on: .tsv or .csv with a line of names, .jsonl or .parquet; of
-    questions SQuAD's .json, of words .conll and the like."""
+    """Training file: .tsv or .csv with a header line, .jsonl or .parquet. answer reads SQuAD's .json instead, and tag
+    also reads .conll and the like."""
     dev: Path
-    """File of the examples to evaluate on, after each epoch: the best checkpoint stays."""
+    """Held-out file, evaluated after each epoch; the best checkpoint on it is kept."""

@@ -1,4 +1,4 @@
-"""Sparse patterns of models on the rows of a task, which may be shorter than those of pretraining."""
+"""Adapts sparse attention patterns to the rows of a task, which may be shorter than those of pretraining."""
 
 import dataclasses
 from typing import Any
@@ -11,10 +11,10 @@ from pretrain.recipe import check_pattern
 
 
 def served(config: Any, longest: int) -> Any:
-    """The config with a pattern for rows of at most so many tokens.
+    """Return the config with a pattern for rows of at most `longest` tokens.
 
-    A BigBird's is dense where transformers' is, on rows of few blocks. A Longformer's windows do not depend on its
-    blocks, which get no longer than a row.
+    BigBird's attention is dense on rows of few blocks, as in transformers. Longformer's blocks are limited to the row,
+    which does not change its windows.
     """
     if not hasattr(config, "pattern"):
         return config
@@ -27,7 +27,7 @@ def served(config: Any, longest: int) -> Any:
 
 
 def shortest(config: Any, longest: int) -> int:
-    """The length to which shorter rows are padded, so that they can have the model's pattern; none: `longest`."""
+    """Return the smallest row length that the model's attention pattern allows; `longest` if there is none."""
     for length in range(MULTIPLE, longest, MULTIPLE):
         try:
             check_pattern(config, length, "")

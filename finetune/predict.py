@@ -1,4 +1,4 @@
-"""What a finetuned model says of rows: each row once, among those of about its length."""
+"""Computes a finetuned model's outputs for rows, in batches of rows of similar length."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -21,19 +21,19 @@ from tpu.mesh import mesh_shape
 from tpu.rules import replicated
 from tpu.xla import small_product_options
 
-AHEAD = 2  # batches that are computed while an earlier one is read
+AHEAD = 2  # number of batches to compute while the host reads an earlier one
 
 
 class Said(NamedTuple):
-    """outputs: name -> of each row an array, as `FinetuningTask.scores` names them; by token up to its bucket's length.
-    sums: of all rows."""
+    """outputs: name of `FinetuningTask.scores` -> an array for each row; per-token arrays have the bucket's length.
+    sums: totals over all rows."""
 
     outputs: dict[str, list[np.ndarray]]
     sums: Sums
 
 
 class Predictor:
-    """A task's model on a mesh, compiled once for each length of rows, none above `length`."""
+    """A task's model on a mesh, compiled once for each row length up to `length`."""
 
     def __init__(self, task: FinetuningTask, assembly: Assembly, mesh: Mesh, length: int):
         self.task, self.model, self.mesh, self.length = task, assembly.model, mesh, length
@@ -48,7 +48,7 @@ class Predictor:
         self.say = jit_on(mesh, assembly, say, options, out_shardings=replicated(mesh))
 
     def __call__(self, params: Params, frozen: Params, rows: Rows, tell: Callable[[int], Any]) -> Said:
-        """tell: is told how many further rows are done."""
+        """Return the outputs for all rows.   tell: called with the number of further rows done."""
         outputs: dict[str, list] = {}
         sums, waiting = [], deque()
 
@@ -57,7 +57,7 @@ class Predictor:
             sums.append(of_sums)
             for name, array in of_part.items():
                 whole = outputs.setdefault(name, [None] * len(rows))
-                for row, of_row in zip(part, array, strict=False):  # behind them are those that fill up
+                for row, of_row in zip(part, array, strict=False):  # the rest of a batch is padding
                     whole[row] = of_row
             tell(len(part))
 
@@ -76,7 +76,7 @@ class Predictor:
         return Said(outputs, jax.tree.map(lambda *of: np.sum(of, axis=0), *sums))
 
     def _rows_together(self, number: int, tokens: int) -> int:
-        """So that few rows of the last batch only fill it up."""
+        """Return the number of rows in a batch such that the last one needs few padding rows."""
         parts = mesh_shape(self.mesh).batch_parts
         most = parts * max(1, EVALUATED_TOKENS // tokens)
         equal = -(-number // -(-number // most))

@@ -1,4 +1,4 @@
-"""Linear probes: what a product alone reads off a layer's hidden states (Alain & Bengio 2016; Liu et al. 2019)."""
+"""Linear probes: classifiers on a layer's hidden states (Alain & Bengio 2016; Liu et al. 2019)."""
 
 from typing import NamedTuple
 
@@ -15,10 +15,10 @@ from pretrain.training.opened import Opened
 
 
 def word_states(opened: Opened, rows: Rows) -> np.ndarray:
-    """f32[words, depth + 1, width]: the hidden states of a frozen model at the first piece of each word, in the order
-    of rows."""
+    """Return f32[words, depth + 1, width], a frozen model's hidden states at the first piece of each word, in row
+    order."""
     is_word, found = rows.of_tokens["words"] != NONE, None
-    before = np.cumsum(is_word)  # words up to each token
+    before = np.cumsum(is_word)  # number of words up to each token
     for numbers, states in looked(opened, rows, layer_states):
         found = _room(found, before[-1], states)
         for row, number in enumerate(numbers):
@@ -28,8 +28,8 @@ def word_states(opened: Opened, rows: Rows) -> np.ndarray:
 
 
 def text_states(opened: Opened, rows: Rows) -> np.ndarray:
-    """f32[rows, depth + 1, width]: the mean of a frozen model's hidden states over the tokens of each row that are not
-    special; zeros where there is none."""
+    """Return f32[rows, depth + 1, width], the mean of a frozen model's hidden states over each row's tokens that are
+    not special; zeros if there are none."""
     counts, found = ~are_special(opened.tokenizer, rows.tokens), None
     for numbers, states in looked(opened, rows, layer_states):
         found = _room(found, len(rows), states)
@@ -40,17 +40,17 @@ def text_states(opened: Opened, rows: Rows) -> np.ndarray:
 
 
 def _room(found: np.ndarray | None, number: int, states: np.ndarray) -> np.ndarray:
-    """For states of so many words or texts, from the first ones [layers, ..., width] on."""
+    """Return an array for the states of `number` words or texts, allocated at the first batch [layers, ..., width]."""
     return np.empty((number, states.shape[0], states.shape[-1]), np.float32) if found is None else found
 
 
 def side_by_side(states: np.ndarray, layers: int) -> np.ndarray:
-    """[n, depth + 1, width] -> [n, 1, layers * width]: the last layers' joined (Devlin et al. 2019, table 7)."""
+    """Concatenate the last layers (Devlin et al. 2019, table 7): [n, depth + 1, width] -> [n, 1, layers * width]."""
     return states[:, -layers:].reshape(len(states), 1, -1)
 
 
 class Probe(NamedTuple):
-    """mix: f32[layers], whose softmax are the layers' shares in what is read.   kernel: f32[width, classes].
+    """mix: f32[layers], logits of the layers' shares in the input.   kernel: f32[width, classes].
     bias: f32[classes]."""
 
     mix: Array
@@ -58,15 +58,15 @@ class Probe(NamedTuple):
     bias: Array
 
     def scores(self, states: Array) -> Array:
-        """f32[words, layers, width] -> f32[words, classes]. With several layers ELMo's scalar mix (Peters et al. 2018,
-        equation 1); its factor is in the kernel, so that the penalty holds for both, as with one layer."""
+        """Return f32[words, classes] for states f32[words, layers, width]. Several layers are combined by ELMo's scalar
+        mix (Peters et al. 2018, equation 1); the kernel includes its factor, so that the penalty applies to both."""
         read = jnp.einsum("l,nlw->nw", jax.nn.softmax(self.mix), states)
         return read @ self.kernel + self.bias
 
 
 def fit(states: np.ndarray, labels: np.ndarray, classes: int, penalty: float = 1.0, steps: int = 300) -> Probe:
-    """Logistic regression by L-BFGS: the sum of the nats of labels i32[words], plus half the penalty times the square
-    of the kernel, as scikit-learn has it."""
+    """Fit logistic regression by L-BFGS: minimize the summed cross-entropy of labels i32[words] plus half the penalty
+    times the squared norm of the kernel, as in scikit-learn."""
     from scipy.optimize import minimize
 
     states, labels = jnp.asarray(states), jnp.asarray(labels)
@@ -90,7 +90,7 @@ def _loss(probe: Probe, states: Array, labels: Array, penalty: float) -> Array:
 
 
 def standardised(train: np.ndarray, *others: np.ndarray) -> None:
-    """Each number of each layer gets mean 0 and deviation 1 over the words to train on, in place."""
+    """Standardize each dimension of each layer in place, with mean and deviation of the training words."""
     mean, deviation = train.mean(0), train.std(0) + 1e-6
     for states in (train, *others):
         states -= mean
@@ -98,5 +98,5 @@ def standardised(train: np.ndarray, *others: np.ndarray) -> None:
 
 
 def predicted(probe: Probe, states: np.ndarray) -> np.ndarray:
-    """i64[words], the likeliest classes."""
+    """Return the likeliest classes i64[words]."""
     return np.asarray(probe.scores(states)).argmax(1)

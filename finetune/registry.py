@@ -1,4 +1,4 @@
-"""The tasks by their names, of `finetune run` and of recipe.json."""
+"""The tasks by their names in `finetune run` and recipe.json."""
 
 from finetune.task import FinetuningTask
 from finetune.tasks.answer import Answer

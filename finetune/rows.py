@@ -1,4 +1,4 @@
-"""Rows of a task, whole in memory: what a run of finetuning reads in place of a corpus."""
+"""Rows of a task, all in memory: a finetuning run reads these instead of a corpus."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ from data_pipelines.corpus import Checks
 from data_pipelines.examples.layout import Chosen, Feature, RowLayout
 from data_pipelines.tokenizers import stored
 
-MULTIPLE = 8  # of which the lengths of rows are
-SHAPES = 4  # lengths of rows that programs are compiled for
+MULTIPLE = 8  # row lengths are multiples of this
+SHAPES = 4  # largest number of row lengths to compile programs for
 
 
 class Rows(NamedTuple):
-    """Ragged rows, the tokens of all one after the other.
+    """Ragged rows, with the tokens of all rows concatenated.
 
     tokens, types: i32[total].   starts: i64[n + 1].   columns: name -> [n, ...].   of_tokens: name -> [total, ...].
     """
@@ -31,7 +31,7 @@ class Rows(NamedTuple):
 
     @property
     def lengths(self) -> np.ndarray:
-        """i64[n], in tokens."""
+        """Row lengths i64[n], in tokens."""
         return np.diff(self.starts)
 
     def __len__(self) -> int:
@@ -44,14 +44,14 @@ def joined(
     columns: Mapping[str, np.ndarray],
     of_tokens: Mapping[str, Sequence[np.ndarray]] | None = None,
 ) -> Rows:
-    """Rows of lists."""
+    """Return Rows from a list of tokens and of types for each row."""
     flat = lambda lists: np.concatenate([np.asarray(one, np.int32) for one in lists] or [np.zeros(0, np.int32)])
     starts = np.cumsum([0, *map(len, tokens)])
     return Rows(flat(tokens), flat(types), starts, columns, {k: flat(v) for k, v in (of_tokens or {}).items()})
 
 
 class RowsOfBucket(NamedTuple):
-    """rows: i64[number], which rows of a split are of a bucket."""
+    """rows: i64[number], indices of a split's rows in the bucket."""
 
     all: Rows
     rows: np.ndarray
@@ -63,12 +63,12 @@ class RowsOfBucket(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskRows(RowLayout):
-    """Rows that are longer than `above` and no longer than `length`, padded to that.
+    """Layout of rows longer than `above` and no longer than `length`, padded to `length`.
 
-    A batch has tokens, types and segments i32[length], segments 1 at tokens and 0 at padding, and the columns.
+    A batch has tokens, types and segments i32[length], with segments 1 at tokens and 0 at padding, and the columns.
 
-    columns, of_tokens: (name, what a batch has of it of a row, of a token) each.   texts: of a row, as `of_tokens` has
-    several.
+    columns, of_tokens: (name, feature of a row or of a token) each.   texts: number of texts in a row, for `of_tokens`
+    with several.
     """
 
     above: int
@@ -98,7 +98,7 @@ class TaskRows(RowLayout):
         return self.padded(plan.all, plan.rows[chosen.example])
 
     def padded(self, rows: Rows, which: np.ndarray) -> dict[str, np.ndarray]:
-        """Some rows, i64[n], as arrays of a batch [n, ...]."""
+        """Return the rows with indices `which` i64[n] as arrays of a batch [n, ...]."""
         begin, place = rows.starts[which][:, None], np.arange(self.length)
         is_token = place < rows.lengths[which][:, None]
         at = np.where(is_token, begin + place, 0)
@@ -115,13 +115,13 @@ class TaskRows(RowLayout):
 
 
 def buckets(lengths: np.ndarray, most: int = SHAPES, longest: int = 2**31 - 1) -> list[int]:
-    """At most so many lengths, ascending, to which rows of these lengths are padded with the fewest tokens: each a
-    multiple of MULTIPLE, or the longest that there may be."""
+    """Return at most `most` lengths, ascending, such that padding rows up to them takes the fewest tokens. Each is a
+    multiple of MULTIPLE, or `longest`."""
     rounded, counts = np.unique(np.minimum(-(-lengths // MULTIPLE) * MULTIPLE, longest), return_counts=True)
-    before = np.cumsum([0, *counts])  # rows that are shorter than each
+    before = np.cumsum([0, *counts])  # number of rows shorter than each length
     cost, ends = [np.concatenate([[0.0], np.full(len(rounded), np.inf)])], []
     for _ in range(min(most, len(rounded))):
-        # [end, begin]: the rows between are padded to the longest of them
+        # [end, begin]: rows in between are padded to the longest of them
         padded = (before[1:, None] - before[None, :-1]) * rounded[:, None] + cost[-1][None, :-1]
         padded = np.where(np.tri(len(rounded), dtype=bool), padded, np.inf)
         ends.append(padded.argmin(1))
@@ -135,8 +135,8 @@ def buckets(lengths: np.ndarray, most: int = SHAPES, longest: int = 2**31 - 1) -
 
 
 def with_rows(ends: Sequence[int], lengths: np.ndarray, least: int) -> list[int]:
-    """Lengths of `buckets` without those of fewer than `least` rows, which might get no step at all: such rows are
-    padded to the next longer one, and where they are the longest, the next shorter ones go with them."""
+    """Merge buckets with fewer than `least` rows, which might get no step, into the next longer bucket. If the longest
+    bucket has too few rows, the next shorter one joins it."""
     kept = [0]
     for end in ends:
         if np.sum((lengths > kept[-1]) & (lengths <= end)) >= least:
@@ -145,10 +145,10 @@ def with_rows(ends: Sequence[int], lengths: np.ndarray, least: int) -> list[int]
 
 
 class TaskData:
-    """The rows of a task's files, for what trains on a `Corpus`, of whose attributes it has those that are read.
+    """The rows of a task's files, with the attributes of a `Corpus` that training reads.
 
-    rows: 'train' and 'heldout' -> Rows.   source: what they are of.   vocab_size: of the model.
-    right: what answers are compared with, which rows may not hold.
+    rows: 'train' and 'heldout' -> Rows.   source: name of the training file.   vocab_size: the model's.
+    right: the labels of held-out examples, hashed with the rows, which may not contain them.
     """
 
     def __init__(self, rows: Mapping[str, Rows], source: str, tokenizer_path: Path, vocab_size: int, right: str):

@@ -1,4 +1,4 @@
-"""Sentences of words with a tag each: files of a word a line, CoNLL-U, records of lists; and the pieces of words."""
+"""Reads tagged sentences from files with one word a line, CoNLL-U and records with lists; splits words into pieces."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,13 +12,13 @@ from data_pipelines.formats.conll import NUMBER, Options
 from data_pipelines.tokenizers.made import Made
 from finetune.files import FORMS, as_text, records, text_lines, with_errors
 
-NONE = -1  # in place of a word or a tag
-OF_SENTENCES = "text_a\tlabel"  # first line of a .tsv with a sentence a line (Sun et al. 2019, ERNIE's tasks)
-BETWEEN = "\2"  # the words there, and the tags
+NONE = -1  # stands for no word or no tag
+OF_SENTENCES = "text_a\tlabel"  # header of a .tsv with one sentence a line (tasks of ERNIE, Sun et al. 2019)
+BETWEEN = "\2"  # separates words, and tags, in such a file
 
 
 class Sentence(NamedTuple):
-    """label: the tags, None where the file does not say.   lines: of the words, in the file."""
+    """label: the tags, None if the file has none.   lines: line numbers of the words."""
 
     file: Path
     lines: tuple[int, ...]
@@ -30,12 +30,12 @@ class Sentence(NamedTuple):
         return self.where_of(0)
 
     def where_of(self, word: int) -> str:
-        """The file and line of a word, as an error begins."""
+        """Return the file and line of a word, the beginning of an error message."""
         return f"{self.file}, line {self.lines[word]}"
 
 
 class Word(NamedTuple):
-    """tag: None where the line has none."""
+    """tag: None if the line has none."""
 
     line: int
     text: str
@@ -43,21 +43,21 @@ class Word(NamedTuple):
 
 
 def sentences(file: Path, options: Options, columns: tuple[str, str], is_labelled: bool = True) -> list[Sentence]:
-    """Those of a file, in its order: .jsonl or .parquet with columns of words and of tags, .tsv of a sentence a line,
-    and else a word a line, first the word and last its tag unless options say otherwise, with a blank line between
-    sentences. Of CoNLL-U the words are the syntactic ones, each of which has a tag.
+    """Return the sentences of a file: .jsonl or .parquet with columns of words and of tags, .tsv with one sentence a
+    line, or else one word a line with blank lines between sentences. There the first column is the word and the last
+    its tag unless options say otherwise. For CoNLL-U, words are the syntactic words, each of which has a tag.
 
-    is_labelled: else a sentence may lack tags, as a whole.   UserError, with file and line, for what is malformed.
+    is_labelled: if false, whole sentences may lack tags.   UserError with file and line if malformed.
     """
     if FORMS.get(file.suffix) in ("json", "parquet"):
         found = _of_records(file, columns, is_labelled)
     else:
         found = [_sentence(file, words) for words in with_errors(file, _of_lines(file, options))]
     if not found:
-        raise UserError(f"{file}: has no sentence; give another file")
+        raise UserError(f"{file}: has no sentences; give another file")
     for sentence in found:
         if is_labelled and sentence.label is None:
-            raise UserError(f"{sentence.where}: {sentence.words[0]!r} has no tag; give each word one")
+            raise UserError(f"{sentence.where}: {sentence.words[0]!r} has no tag; give each word a tag")
     return found
 
 
@@ -65,7 +65,7 @@ def _sentence(file: Path, words: Sequence[Word]) -> Sentence:
     lines, texts, tags = zip(*words, strict=True)
     lacking = [word for word in words if word.tag is None]
     if lacking and len(lacking) < len(words):
-        raise UserError(f"{file}, line {lacking[0].line}: {lacking[0].text!r} has no tag; give each word one")
+        raise UserError(f"{file}, line {lacking[0].line}: {lacking[0].text!r} has no tag; give each word a tag")
     return Sentence(file, lines, texts, None if lacking else tuple(tag.strip() for tag in tags))
 
 
@@ -75,7 +75,7 @@ def _of_records(file: Path, columns: tuple[str, str], is_labelled: bool) -> list
         where, (words, tags) = record.where, (record.fields.get(name) for name in columns)
         for name, value in zip(columns, (words, tags), strict=True):
             if not isinstance(value, list | None) or value == []:
-                raise UserError(f"{where}: {name}={value!r} is no list of one or more; give one")
+                raise UserError(f"{where}: {name}={value!r} is not a non-empty list; give one")
         _check_numbers(where, words, words if tags is None else tags)
         words, label = (
             None if values is None else tuple(as_text(record, name, value) for value in values)
@@ -88,18 +88,18 @@ def _of_records(file: Path, columns: tuple[str, str], is_labelled: bool) -> list
 
 def _check_numbers(where: str, words: Sequence, tags: Sequence) -> None:
     if len(words) != len(tags):
-        raise UserError(f"{where}: has {len(words)} words and {len(tags)} tags; give each word one")
+        raise UserError(f"{where}: has {len(words)} words and {len(tags)} tags; give each word a tag")
 
 
 def _of_lines(file: Path, options: Options) -> Iterator[list[Word]]:
-    """Sentences as words."""
+    """Yield the words of each sentence."""
     lines = [*text_lines(file)]
     if lines[:1] == [OF_SENTENCES]:
         for number, line in enumerate(lines[1:], 2):
             if line:
                 yield _of_line(f"{file}, line {number}", number, line)
         return
-    universal = any(len(of := _cut(line)) == 10 and NUMBER.match(of[0]) for line in lines[:200])
+    universal = any(len(cells := _cut(line)) == 10 and NUMBER.match(cells[0]) for line in lines[:200])
     words, expected = [], 0
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("-DOCSTART-"):
@@ -110,8 +110,8 @@ def _of_lines(file: Path, options: Options) -> Iterator[list[Word]]:
             columns, where = _cut(line), f"{file}, line {number}"
             expected = expected or len(columns)
             if len(columns) != expected:
-                raise UserError(f"{where}: has {len(columns)} columns, those before have {expected}; mend it")
-            if not universal or columns[0].isdecimal():  # else it is a span of words, or a word that is not written
+                raise UserError(f"{where}: has {len(columns)} columns, but earlier lines have {expected}; correct it")
+            if not universal or columns[0].isdecimal():  # else a multiword token or an empty node
                 words.append(_word(where, number, columns, options, universal))
     if words:
         yield words
@@ -121,7 +121,7 @@ def _word(where: str, number: int, columns: Sequence[str], options: Options, uni
     token, tag = (2, 4) if universal else (1, len(columns))
     token, tag = options.token_column or token, tag if options.label_column is None else options.label_column
     if max(token, tag) > len(columns) or not columns[token - 1]:
-        raise UserError(f"{where}: has no word in column {token} and its tag in column {tag}; mend it")
+        raise UserError(f"{where}: needs a word in column {token} and its tag in column {tag}; correct it")
     has_tag = tag and (options.label_column or tag > token) and not (universal and columns[tag - 1] == "_")
     return Word(number, columns[token - 1], columns[tag - 1] if has_tag else None)
 
@@ -133,15 +133,15 @@ def _cut(line: str) -> list[str]:
 def _of_line(where: str, number: int, line: str) -> list[Word]:
     words, *tags = (column.split(BETWEEN) for column in line.split("\t"))
     if len(tags) > 1:
-        raise UserError(f"{where}: has {1 + len(tags)} columns; give words and tags")
+        raise UserError(f"{where}: has {1 + len(tags)} columns; give two, words and tags")
     tags = tags[0] if tags else [None] * len(words)
     _check_numbers(where, words, tags)
     return [Word(number, *of) for of in zip(words, tags, strict=True)]
 
 
 class Pieces(NamedTuple):
-    """A row of a sentence, i32[length] each.   words: the number of the word of which a token is the first piece, NONE
-    elsewhere.   owners: that of any piece."""
+    """A row of a sentence, i32[length] each.   words: index of the word at its first piece, NONE at other tokens.
+    owners: index of the word at all of its pieces."""
 
     tokens: np.ndarray
     types: np.ndarray
@@ -150,13 +150,13 @@ class Pieces(NamedTuple):
 
 
 def rows_of(made: Made, words: Sequence[Sequence[str]], length: int) -> list[list[Pieces]]:
-    """Each sentence as rows of at most so many tokens, with the special tokens that the tokenizer writes around them.
+    """Encode each sentence as rows of at most `length` tokens, with the tokenizer's special tokens around them.
 
-    Words are joined by spaces, as a model's texts are. A sentence that is longer is cut between words, in as few rows
-    as greedily can be; of a word that is longer, its first pieces are read. What has no piece is in no row.
+    Words are joined by spaces. A longer sentence is split greedily between words into rows. A word longer than a row
+    keeps its first pieces. Words without pieces are in no row.
     """
     made.tokenizer.no_truncation()
-    encodings = made.tokenizer.encode_batch([" ".join(of) for of in words])
+    encodings = made.tokenizer.encode_batch([" ".join(sentence) for sentence in words])
     return [_rows(*of, length) for of in zip(encodings, words, strict=True)]
 
 
@@ -174,7 +174,7 @@ def _rows(encoding: Encoding, words: Sequence[str], length: int) -> list[Pieces]
     firsts[first] = found
     room = length - len(before) - len(after)
     if room < 1:
-        raise UserError(f"--length {length}: has no room for words beside special tokens; give a longer one")
+        raise UserError(f"--length {length}: leaves no room for words beside special tokens; raise it")
     of_token = np.array(encoding.ids), np.array(encoding.type_ids), firsts, owners
     rows = []
     for begin, end in _parts(first[found != NONE], text[0], text[-1] + 1, room):
@@ -184,13 +184,13 @@ def _rows(encoding: Encoding, words: Sequence[str], length: int) -> list[Pieces]
 
 
 def _parts(first: np.ndarray, begin: int, end: int, room: int) -> Iterator[tuple[int, int]]:
-    """Begin and end of parts that have room, from the first pieces of words on."""
+    """Yield begin and end of parts of at most `room` tokens that start at the first pieces of words."""
     while end - begin > room:
         fitting, later = first[(first > begin) & (first <= begin + room)], first[first > begin + room]
         if len(fitting):
             yield begin, fitting[-1]
             begin = fitting[-1]
-        else:  # the rest of a word that is longer is left out
+        else:  # drop the rest of a word longer than the room
             yield begin, begin + room
             begin = later[0] if len(later) else end
     if begin < end:

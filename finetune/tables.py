@@ -1,4 +1,4 @@
-"""Tables of figures, as commands print them and write them to a .tsv file."""
+"""Tables of metrics: printing them and writing them to a .tsv file."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,19 +9,19 @@ from rich.text import Text
 from pretrain.commands.common import wide_console, writing
 from pretrain.storage.run_directory import write_whole
 
-Lines = Sequence[Mapping[str, str | int | float]]  # name -> what stands in its column
+Lines = Sequence[Mapping[str, str | int | float]]  # column name -> value
 
 
 def show(lines: Lines) -> None:
-    """Print one or more lines, of numbers that are not whole four digits."""
+    """Print one or more table rows; floats get four decimals."""
     table = Table(*lines[0])
     for line in lines:
-        table.add_row(*(Text(f"{of:.4f}" if isinstance(of, float) else str(of)) for of in line.values()))
+        table.add_row(*(Text(f"{value:.4f}" if isinstance(value, float) else str(value)) for value in line.values()))
     wide_console().print(table)
 
 
 def store(lines: Lines, out: Path) -> None:
-    """Write them with a line of names. UserError naming --out where that cannot be."""
+    """Write table rows with a header line. UserError naming --out if the file cannot be written."""
     rows = ["\t".join(map(str, line)) for line in (lines[0], *(line.values() for line in lines))]
     with writing(out):
         write_whole(out, "".join(f"{row}\n" for row in rows))

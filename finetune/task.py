@@ -1,4 +1,4 @@
-"""What a task is: how its files become rows, its head, its loss, what it answers and how good the answers are."""
+"""The interface of a task: how it reads files and encodes rows, its head, its loss, its answers and their metrics."""
 
 import abc
 import dataclasses
@@ -22,17 +22,17 @@ from models.families.registry import family_of
 from pretrain.objectives.objective import Batch, Moment, Objective, Spec, Term, inputs_of
 from pretrain.objectives.protocols import CausalDecoder
 
-HEAD = 1 << 16  # the site of a head's noise, apart from those of a trunk
-Examples = Sequence[Any]  # those of a file, each with its `where`
-Outputs = Mapping[str, Any]  # name -> [rows, ...], what a model says of rows
+HEAD = 1 << 16  # the site of a head's noise, different from all sites of the trunk
+Examples = Sequence[Any]  # of one file; `where` of each is its file and line
+Outputs = Mapping[str, Any]  # name -> [rows, ...], outputs of a model
 
 
 @dataclasses.dataclass(frozen=True)
 class FinetuningTask(Objective):
-    """Base of tasks, one a file in finetune/tasks/. Their fields say how files are read, and the loss.
+    """Base class of tasks, each in a file of finetune/tasks/. Their fields are options for files and the loss.
 
-    columns, of_tokens: what a batch has of each row, and of each token, beside the tokens.   texts: that a model reads
-    of each row.   sizes: further fields of its phase.
+    columns, of_tokens: the arrays of a batch for each row and for each token, besides the tokens.   texts: number of
+    texts in each row that a model reads.   sizes: further fields of the phase.
     """
 
     columns: ClassVar[Spec] = {}
@@ -40,72 +40,72 @@ class FinetuningTask(Objective):
     texts: ClassVar[int] = 1
     sizes: ClassVar[Mapping[str, int]] = {}
 
-    # Rows longer than the first and no longer than the second alone; 0: those of the phase
+    # Only rows longer than the first number and no longer than the second; (0, 0): all rows of the phase
     bucket: Annotated[tuple[int, int], Suppress] = (0, 0)
-    part: Annotated[tuple[int, int], Suppress] = (0, 0)  # of the model's labels those of this task; (0, 0): all
+    part: Annotated[tuple[int, int], Suppress] = (0, 0)  # range of the model's labels that this task uses; (0, 0): all
     causal: Annotated[bool, Suppress] = False  # whether the model reads from left to right
-    marks_globals: Annotated[bool, Suppress] = False  # whether it is told which tokens see all and all see
+    marks_globals: Annotated[bool, Suppress] = False  # whether the model reads which tokens are global
 
     def suited(self, model_config: Any) -> Self:
-        """The same task as it is for a model."""
+        """Return this task adapted to a model."""
         marks_globals = getattr(model_config, "global_projections", False)
         return dataclasses.replace(self, causal=is_causal(model_config), marks_globals=marks_globals)
 
     @abc.abstractmethod
     def read(self, file: Path, is_labelled: bool = True) -> Examples:
-        """The examples of a file, in its order. UserError, with file and line, for what is malformed.
+        """Return the examples of a file, in file order. UserError with file and line if malformed.
 
-        is_labelled: else what is asked may be missing, and an example's `label` then is None.
+        is_labelled: if false, labels may be missing; the `label` of such an example is None.
         """
 
     def fitted(self, examples: Examples) -> Self:
-        """The same task with the sizes of arrays that all of some examples fit."""
+        """Return this task with array sizes that fit all these examples."""
         return self
 
     def labels_of(self, examples: Examples) -> tuple[str, ...]:
-        """What the head tells apart, from the examples to train on."""
+        """Return the labels that the head predicts, from the training examples."""
         return ()
 
     @abc.abstractmethod
     def encode(self, examples: Examples, made: Made, labels: Sequence[str], length: int) -> Rows:
-        """Rows of at most so many tokens. UserError, with file and line, for an example that has no such rows."""
+        """Return rows of at most `length` tokens. UserError with file and line for an example that does not fit."""
 
     def scores(self, model: nn.Module, params: Params, batch: Batch, noise: Noise = None) -> dict[str, Array]:
-        """What the model says of the rows of a batch: name -> [rows, ...]."""
+        """Return the model's outputs for the rows of a batch: name -> [rows, ...]."""
         raise NotImplementedError
 
     def terms(self, outputs: Outputs, batch: Batch) -> dict[str, Term]:
-        """The loss of that."""
+        """Return the loss terms of these outputs."""
         raise NotImplementedError
 
     def said(self, model: nn.Module, params: Params, batch: Batch, moment: Moment) -> tuple[Outputs, dict[str, Term]]:
-        """Both; a task that has these together has neither of them alone."""
+        """Return outputs and loss terms; a task may implement this instead of `scores` and `terms`."""
         outputs = self.scores(model, params, batch, moment.noise)
         return outputs, self.terms(outputs, batch)
 
     def generated(self, model: nn.Module, params: Params, mesh: Mesh, rows: Rows, made: Made) -> Outputs:
-        """What a model writes of its own accord: further outputs."""
+        """Return further outputs: texts that the model generates."""
         return {}
 
     @abc.abstractmethod
     def answers(self, examples: Examples, rows: Rows, outputs: Outputs, labels: Sequence[str]) -> list[dict[str, Any]]:
-        """Of each example what is answered, as JSON has it.
+        """Return the answer to each example as a JSON object.
 
-        outputs: name -> of each row an array, see `predict.Said`.
+        outputs: name -> an array for each row, see `predict.Said`.
         """
 
     @abc.abstractmethod
     def figures(
         self, examples: Examples, answers: Sequence[Mapping[str, Any]], labels: Sequence[str]
     ) -> dict[str, float]:
-        """How good answers to labelled examples are; by `best.SCORE` models are compared."""
+        """Return the metrics of answers to labelled examples; `best.SCORE` is the one that selects models."""
 
     def chosen(self, figures: Mapping[str, float]) -> Self:
-        """The same task with what is chosen by --dev, of the figures there."""
+        """Return this task with the settings that were chosen on --dev, from the metrics there."""
         return self
 
     def written(self, answers: Sequence[Mapping[str, Any]], suffix: str) -> str:
-        """Answers as the content of a file whose name ends so: a JSON object a line."""
+        """Return the content of an answer file whose name ends in `suffix`: one JSON object a line."""
         return "".join(f"{json.dumps(answer, ensure_ascii=False)}\n" for answer in answers)
 
     def rows(self, phase):
@@ -113,7 +113,7 @@ class FinetuningTask(Objective):
         return self.layout(above, length)
 
     def layout(self, above: int, length: int) -> TaskRows:
-        """Of rows longer than the first and no longer than the second."""
+        """Return the layout of rows longer than `above` and no longer than `length` tokens."""
         return TaskRows(length, above, tuple(self.columns.items()), tuple(self.of_tokens.items()), self.texts)
 
     def memory(self, model_config, train):
@@ -124,14 +124,14 @@ class FinetuningTask(Objective):
 
 
 def is_causal(model_config: Any) -> bool:
-    """Whether a model of this config reads from left to right."""
+    """Return whether a model of this config reads from left to right."""
     return isinstance(family_of(model_config).module(model_config, Program()), CausalDecoder)
 
 
 def hidden_states(
     model: nn.Module, params: Params, batch: Batch, noise: Noise = None, slots: Array | None = None
 ) -> Array:
-    """What a trunk says of each token [rows, length, width], or at slots i32[rows, n] alone [rows, n, width]."""
+    """Return the trunk's hidden states [rows, length, width], or only those at slots i32[rows, n]: [rows, n, width]."""
     inputs, variables = inputs_of(model, batch), {"params": params}
     if not isinstance(model, CausalDecoder):
         return model.apply(variables, inputs, noise, slots, method="encode")
@@ -140,5 +140,5 @@ def hidden_states(
 
 
 def apply_head(model: nn.Module, params: Params, name: str, hidden: Array, noise: Noise = None) -> Array:
-    """The scores of a head."""
+    """Return the scores of a head."""
     return model.apply({"params": params}, name, hidden, site(noise, HEAD), method="apply_head")

@@ -1,5 +1,5 @@
-"""A folder of tasks: NAME.json each, an object of which `task` is the task and all else options of `finetune run`, by
-their names, with paths relative to the file:
+"""Reads a folder of tasks: one NAME.json for each, an object with `task` and options of `finetune run` by name, and
+with paths relative to the file:
 
     {"task": "classify", "train": "rte/train.tsv", "dev": "rte/dev.tsv", "text": ["first", "second"], "epochs": 5}
 """
@@ -16,17 +16,17 @@ from finetune.options import Run
 from finetune.task import FinetuningTask
 
 PATHS = "train", "dev"
-GIVEN = "from", "from_scratch", "seed", "workdir"  # by the command, for all tasks
+GIVEN = "from", "from_scratch", "seed", "workdir"  # set by the command for all tasks
 
 
 def task_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """The objects by name, in order of names, with whole paths. UserError where there is none, or one that is none."""
+    """Return the objects by task name, sorted, with full paths. UserError if a file is malformed or there is none."""
     files = sorted(folder.glob("*.json"))
     if not files:
         raise UserError(f"--tasks {folder}: has no .json file; give a folder with one for each task")
     for file in files:
         if {*":/"} & {*file.stem}:
-            raise UserError(f"{file}: its name is that of the task, and has no colon; rename it")
+            raise UserError(f"{file}: a task's name must not contain a colon; rename the file")
     return {file.stem: _read(file) for file in files}
 
 
@@ -36,18 +36,18 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: cannot be read ({error}); give a JSON object") from None
     if not isinstance(fields, dict) or not {"task", *PATHS} <= fields.keys():
-        raise UserError(f"{file}: is no task; give an object with task, {', '.join(PATHS)} and options of its run")
+        raise UserError(f"{file}: is not a task; give an object with task, {', '.join(PATHS)} and options of its run")
     if given := [name for name in fields if name.replace("-", "_") in GIVEN]:
-        raise UserError(f"{file}: has {' and '.join(given)}, which the command says for all tasks; take it out")
+        raise UserError(f"{file}: sets {' and '.join(given)}, which the command sets for all tasks; remove it")
     paths = {name: file.parent / str(fields[name]) for name in PATHS}
-    for name, path in paths.items():  # before the tasks of other files are trained on
+    for name, path in paths.items():  # fail before training on the tasks of other files
         if not path.is_file():
             raise UserError(f"{file}: {name} is {path}, which does not exist; give it relative to this file")
     return fields | {name: str(path) for name, path in paths.items()}
 
 
 def of_task_file(fields: Mapping[str, Any], **options: Any) -> tuple[FinetuningTask, Run]:
-    """The task of an object, and how it is run with further options: those of `finetune run`, by their names."""
+    """Return the task of an object and its run's options.   options: further options of `finetune run`, by name."""
     given = {name: value for name, value in fields.items() if name != "task"} | options
     arguments = [str(fields["task"])]
     for name, value in given.items():

@@ -1,4 +1,4 @@
-"""Texts as rows of tokens: as the tokenizer writes one or two, or for a model that reads from left to right."""
+"""Encodes texts and pairs of texts as rows of tokens, also for models that read from left to right."""
 
 import logging
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Row(NamedTuple):
-    """place: of the token at which the row is read as a whole."""
+    """place: position of the token that a head reads for the whole row."""
 
     tokens: Sequence[int]
     types: Sequence[int]
@@ -25,12 +25,12 @@ class Row(NamedTuple):
 def encoded(
     made: Made, texts: Sequence[tuple[str, ...]], wheres: Sequence[str], length: int, causal: bool
 ) -> list[Row]:
-    """A row of at most so many tokens for each text or pair of texts; of what does not fit the longer text is cut.
+    """Encode each text or pair of texts as a row of at most `length` tokens; the longer text of a pair is cut first.
 
-    Special tokens are the tokenizer's. A row is read at its `cls` token, or for a causal model at the last one, the
-    delimiter that `ending` puts there (Radford et al. 2018, section 3.3).
+    The tokenizer adds the special tokens. A head reads the row's `cls` token, or for a causal model the last token, the
+    delimiter that `ending` appends (Radford et al. 2018, section 3.3).
 
-    wheres: of each, to say which is cut.
+    wheres: file and line of each text, for the warning about cut texts.
     """
     told, cls = Told(list), None if causal else made.special.get("cls")
     found = encodings(made, texts, wheres, length, told)
@@ -41,12 +41,12 @@ def encoded(
 def in_windows(
     made: Made, texts: Sequence[tuple[str]], wheres: Sequence[str], length: int, causal: bool, stride: int
 ) -> list[list[Row]]:
-    """The same of texts of which all is read: rows of each one that begin `stride` tokens after each other, by default
-    half of those that a row has room for, until the last token is in one. UserError where rows skip some."""
+    """Encode each text as overlapping rows that cover all of it. Rows start `stride` tokens apart, by default half of
+    the tokens of a text that fit a row. UserError if rows would skip tokens."""
     room = length - made.tokenizer.num_special_tokens_to_add(is_pair=False)
     if room < 2 or stride > room:
         raise UserError(
-            f"--length {length}: has room for {room} tokens of a text, and --stride is {stride}; give more or less"
+            f"--length {length}: fits {room} tokens of a text, but --stride is {stride}; raise it or lower --stride"
         )
     told, cls = Told(list), None if causal else made.special.get("cls")
     found = encodings(made, texts, wheres, length, told, room - (stride or room // 2))
@@ -67,9 +67,9 @@ def encodings(
     told: Told,
     overlap: int | None = None,
 ) -> list[Encoding]:
-    """The same as the tokenizer has them, with what does not fit as their `overflowing`.
+    """Return the tokenizer's encodings of at most `length` tokens, with the rest of long texts as `overflowing`.
 
-    told: is told which are cut.   overlap: tokens that an encoding and the next of its text share, where all is read.
+    told: receives a warning for each cut text.   overlap: tokens that consecutive windows of a text share; None to cut.
     """
     tokenizer = made.tokenizer
     tokenizer.enable_truncation(length, stride=overlap or 0, strategy="longest_first")
@@ -78,22 +78,22 @@ def encodings(
     finally:
         tokenizer.no_truncation()
     if longer := [where for one, where in zip(found, wheres, strict=True) if one.overflowing]:
-        how = "cut" if overlap is None else "read in windows"
-        told[f"texts with more than --length {length} tokens, which are {how}"] += longer
+        how = "cut" if overlap is None else "split into windows"
+        told[f"texts longer than --length {length} tokens, which are {how}"] += longer
     return found
 
 
 def fitting(length: int, config: Any) -> int:
-    """The length of rows, or the positions of a model where they are fewer, which is said."""
+    """Return the length of rows, limited with a warning to the positions of the model."""
     if (positions := getattr(config, "positions", length)) < length:
-        log.warning("--length %s: this model has %s positions, so no row is longer", length, positions)
+        log.warning("--length %s: the model has only %s positions, so rows are limited to that", length, positions)
     return min(length, positions)
 
 
 def ending(made: Made) -> Made:
-    """The tokenizer with the delimiter after each text, with <|endoftext|> as a further token where it has none.
+    """Return the tokenizer set to append the delimiter to each text; adds the token <|endoftext|> if it has none.
 
-    That is in the files which are exported, so that there texts are rows as here.
+    Exported tokenizer files keep this, so that they encode texts as in finetuning.
     """
     made = made if {"sep", "eod"} & made.special.keys() else with_end(made)
     end = made.tokenizer.id_to_token(delimiter_token(made.special))

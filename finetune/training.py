@@ -1,4 +1,4 @@
-"""A run of finetuning: tasks are read, become a recipe, and train as pretraining does."""
+"""A finetuning run: reads the tasks, makes a recipe of them and trains it with pretraining's loop."""
 
 import contextlib
 import dataclasses
@@ -55,7 +55,7 @@ class Files(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A task whose files are read.   rows: of 'train' and 'heldout'."""
+    """A task with the content of its files.   rows: those of 'train' and 'heldout'."""
 
     task: FinetuningTask
     rows: dict[str, Rows]
@@ -63,13 +63,13 @@ class Read(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Rows to train on."""
+        """Number of rows to train on."""
         return len(self.rows["train"])
 
 
 class Inputs(NamedTuple):
-    """What a run is made of, but its options.   model: its config, with labels.   weights: `weights_of` --from.
-    length: of rows, at most."""
+    """Everything that a run needs besides its options.   model: its config, with labels.   weights: hash of --from.
+    length: maximum number of tokens in a row."""
 
     model: Any
     made: Made
@@ -79,9 +79,9 @@ class Inputs(NamedTuple):
 
 
 class Programs:
-    """What runs in this process have read, traced and compiled: others that differ by the seed alone take it.
+    """Data and compiled programs of this process that runs share which differ only in their seed.
 
-    placed: the last run.   evaluators: as of `run_on`, of the same files.
+    placed: the last run.   evaluators: those of `run_on`, for the same files.
     """
 
     inputs: Inputs | None = None
@@ -95,69 +95,70 @@ def finetune(
     stop: StopRequest | None = None,
     programs: Programs | None = None,
 ) -> int:
-    """Finetune on tasks by name, on one alone with the name ''; or go on -> exit status, as of
-    `pretrain.training.run.run`. UserError as there, and for files that are malformed."""
+    """Finetune on tasks by name (a single task has the name ''), or resume, and return the exit status.
+
+    Exit status and UserError are as for `pretrain.training.run.run`; UserError also for malformed files."""
     programs = programs or Programs()
     with tempfile.TemporaryDirectory() as folder, Warnings() as warnings:
         run_directory.check_writable(options.workdir)
-        made = []
+        results = []
 
         def fingerprints() -> str:
-            made.append(prepared(tasks, options, Path(folder), programs))
-            return written({name: one.fingerprint[:12] for name, one in made[0][1].items()})
+            results.append(prepared(tasks, options, Path(folder), programs))
+            return written({name: one.fingerprint[:12] for name, one in results[0][1].items()})
 
         agree("the fingerprint of --train and --dev", fingerprints)
-        recipe, data, evaluators, run_options = made[0]
+        recipe, data, evaluators, run_options = results[0]
         _check_unchanged(options, data, recipe)
-        with _in_words_of_finetuning():
+        with _with_names_of_finetuning():
             status, programs.placed = run_on(data, recipe, run_options, warnings, stop, evaluators, programs.placed)
         return status
 
 
 @contextlib.contextmanager
-def _in_words_of_finetuning() -> Iterator[None]:
-    """Errors of pretraining name the options that are given here."""
+def _with_names_of_finetuning() -> Iterator[None]:
+    """Translate option names in errors of pretraining to those of finetuning."""
     try:
         yield
     except UserError as error:
-        said = str(error).replace("--init-from", "--from").replace("--schedule.", "--").replace("phases.0.", "--")
-        raise type(error)(said) from error.__cause__
+        text = str(error).replace("--init-from", "--from").replace("--schedule.", "--").replace("phases.0.", "--")
+        raise type(error)(text) from error.__cause__
 
 
 def _check_unchanged(options: Training, data: Mapping[str, TaskData], recipe: Recipe) -> None:
-    """UserError where the run in the work directory began with other weights or other rows."""
+    """Raise UserError if the run in the work directory began with other weights, options or rows."""
     workdir = options.workdir
     before = run_directory.states(workdir)
     if not before:
         return
-    directory, begins = RunDirectory(workdir), None if options.from_scratch else str(options.source)
-    began = directory.read_run()["init_from"]
-    if began != begins:
+    directory, start = RunDirectory(workdir), None if options.from_scratch else str(options.source)
+    start_before = directory.read_run()["init_from"]
+    if start_before != start:
         raise UserError(
-            f"--workdir {workdir}: was begun with {began or 'random weights'}, not with {begins or 'random weights'}; "
-            "give --from and --from-scratch as then, or use another --workdir"
+            f"--workdir {workdir}: its run began with {start_before or 'random weights'}, not "
+            f"{start or 'random weights'}; give --from and --from-scratch as then, or use another --workdir"
         )
     recipe_before = directory.read_recipe()
     if recipe_before.source != recipe.source:
         raise UserError(
-            f"--from {begins}: has other weights than those with which --workdir {workdir} was begun; restore them, or "
-            "use another --workdir"
+            f"--from {start}: its weights are not those that the run in --workdir {workdir} began with; restore them, "
+            "or use another --workdir"
         )
     if changes := _changed_options(recipe_before, recipe):
         raise UserError(
-            f"--workdir {workdir}: was begun with other options ({'; '.join(changes)}); give these, or use another "
+            f"--workdir {workdir}: its run began with other options ({'; '.join(changes)}); give these, or use another "
             "--workdir"
         )
     if before != {name: one.fingerprint for name, one in data.items()}:
         files = " and ".join(one.source for one in data.values())
         raise UserError(
-            f"--workdir {workdir}: was begun with other examples than those of {files} and --dev as they are now; "
-            "restore the files and options that make the rows, or use another --workdir"
+            f"--workdir {workdir}: its run began with other examples than {files} and --dev have now; "
+            "restore the files and options, or use another --workdir"
         )
 
 
 def _changed_options(before: Recipe, now: Recipe) -> list[str]:
-    """'--peak 0.001, now 0.01' of what `finetune run` calls the fields in which two recipes differ, but for `steps`."""
+    """Return '--peak 0.001, now 0.01' for each option of `finetune run` in which two recipes differ, except `steps`."""
     old, new = (run_directory.flat(json.loads(to_json(one))) for one in (before, now))
     fields = *dataclasses.fields(Training), *dataclasses.fields(now.objective)
     known = {field.name for field in fields if Suppress not in getattr(field.type, "__metadata__", ())}
@@ -172,15 +173,15 @@ def _changed_options(before: Recipe, now: Recipe) -> list[str]:
 def prepared(
     tasks: Mapping[str, Files], options: Training, folder: Path, programs: Programs
 ) -> tuple[Recipe, dict[str, TaskData], Callable, Options]:
-    """(the recipe, the rows by task, what makes evaluators, how pretraining's loop is to run it).
+    """Return the recipe, the data by task, a function that makes evaluators, and the options of pretraining's loop.
 
-    folder: for the tokenizer's files.
+    folder: where to write the tokenizer's files.
     """
-    of = programs.inputs = programs.inputs or _inputs(tasks, options)
-    model, read, options = of.model, of.read, dataclasses.replace(options, length=of.length)
+    inputs = programs.inputs = programs.inputs or _inputs(tasks, options)
+    model, read, options = inputs.model, inputs.read, dataclasses.replace(options, length=inputs.length)
     recipe = recipe_of(read, model, options)
     if not options.from_scratch:
-        recipe = dataclasses.replace(recipe, source=f"finetuning of weights {of.weights}")
+        recipe = dataclasses.replace(recipe, source=f"finetuning of weights {inputs.weights}")
     epoch = max(1, -(-sum(one.number for one in read.values()) // options.batch_size))
     sets = {name: one.dev for name, one in read.items()}
 
@@ -188,7 +189,7 @@ def prepared(
         programs.evaluators = programs.evaluators or DevelopmentSets(sets, stages)
         return programs.evaluators
 
-    stored.save(of.made, folder)
+    stored.save(inputs.made, folder)
     data = {}
     for name, one in read.items():
         right = repr([example.label for example in one.dev.examples])
@@ -197,7 +198,7 @@ def prepared(
 
 
 def _inputs(tasks: Mapping[str, Files], options: Training) -> Inputs:
-    doing("reading the task")
+    doing("reading the task files")
     config, made = source_model(options.source)
     check_heads(options.source, config, [files.task for files in tasks.values()])
     options = dataclasses.replace(options, length=fitting(options.length, config))
@@ -214,8 +215,8 @@ def _inputs(tasks: Mapping[str, Files], options: Training) -> Inputs:
 
 
 def weights_of(source: Path) -> str:
-    """What tells the weights that a run or a Hugging Face folder has from others, earlier or later, at its place: of a
-    run when its newest checkpoint was written, of a folder the content of its files."""
+    """Return a hash that changes when the weights of a run or a Hugging Face folder change: of the description of a
+    run's newest checkpoint, which says when it was written, or of the content of a folder's files."""
     directory, hashed = RunDirectory(source), hashlib.sha256()
     if is_file(directory.recipe):
         for step in directory.checkpoint_steps()[-1:]:
@@ -229,22 +230,22 @@ def weights_of(source: Path) -> str:
 
 
 def source_model(source: Path) -> tuple[Any, Made]:
-    """The config and the tokenizer of a run or of a Hugging Face folder. UserError where it is neither."""
+    """Return the config and tokenizer of a run or a Hugging Face folder. UserError if it is neither."""
     directory = RunDirectory(source)
     if is_file(directory.recipe):
         with local_folder(directory.tokenizer) as folder:
             config, made = directory.read_recipe().model, stored.load(folder)
         return _as_finetuned(config, made)
     if not is_file(directory.path / "config.json"):
-        raise UserError(f"--from {source}: is no run, and no Hugging Face folder; give one of them")
+        raise UserError(f"--from {source}: is neither a run nor a Hugging Face folder; give one of them")
     with local_folder(directory.path) as folder:
         config = config_from(folder, FAMILIES["electra-encoder"])
         return _as_finetuned(config, stored.load(next(iter(folders(folder, family_of(config)).values()))))
 
 
 def _as_finetuned(config: Any, made: Made) -> tuple[Any, Made]:
-    """Of an ELECTRA its discriminator's encoder; of a model that reads from left to right the tokenizer `ending`
-    texts."""
+    """Return the config and tokenizer to finetune: an ELECTRA's discriminator, and for a causal model the tokenizer
+    that ends texts (`ending`)."""
     config = config.encoder("discriminator") if isinstance(config, ElectraConfig) else config
     if not is_causal(config):
         return config, made
@@ -253,12 +254,12 @@ def _as_finetuned(config: Any, made: Made) -> tuple[Any, Made]:
 
 
 def check_heads(source: Path, config: Any, tasks: Sequence[FinetuningTask]) -> None:
-    """UserError where a model has no such heads as tasks ask for."""
+    """Raise UserError if the model lacks a head that a task needs."""
     known = [head.name for head in family_of(config).heads]
     for name in (asked for task in tasks for asked in task.asks):
         if isinstance(name, str) and name not in known:
             heads = [head for head in TASK_HEADS if head in known]
-            have = f"its heads for tasks are {', '.join(heads)}" if heads else "it has none for tasks"
+            have = f"its heads for tasks are {', '.join(heads)}" if heads else "it has no heads for tasks"
             raise UserError(f"--from {source}: {name_of(config)} has no head {name!r}, {have}; take another model")
 
 
@@ -275,7 +276,7 @@ def _read(files: Files, config: Any, made: Made, options: Training) -> Read:
 
 
 def recipe_of(read: Mapping[str, Read], model: Any, options: Training) -> Recipe:
-    """Each bucket of each task as a task of one phase, which comes as often as it has rows."""
+    """Return a recipe with one phase, in which each length bucket of each task is drawn in proportion to its rows."""
     tasks, number = [], sum(one.number for one in read.values())
     for name, one in read.items():
         lengths = one.rows["train"].lengths
@@ -303,11 +304,11 @@ def recipe_of(read: Mapping[str, Read], model: Any, options: Training) -> Recipe
 
 
 def loop_options(options: Training, epoch: int, tasks: Mapping[str, Files]) -> Options:
-    """How pretraining's loop is to run it.   epoch: steps of one."""
+    """Return the options of pretraining's loop.   epoch: its number of steps."""
     known = {field.name for field in dataclasses.fields(Options)}
     shared = [field.name for field in dataclasses.fields(Training) if field.name in known]
     given = {name: getattr(options, name) for name in shared}
     given |= {name: epoch if given[name] is None else given[name] for name in ("eval_every", "checkpoint_every")}
-    begins = {} if options.from_scratch else {"init_from": str(options.source), "init_heads_anew": True}
+    start = {} if options.from_scratch else {"init_from": str(options.source), "init_heads_anew": True}
     corpus = ",".join(str(files.train) for files in tasks.values())
-    return Options(corpus=corpus, keep=1, keep_best=True, **begins, **given)
+    return Options(corpus=corpus, keep=1, keep_best=True, **start, **given)

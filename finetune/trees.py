@@ -1,4 +1,4 @@
-"""Which head of a model's attention knows which relation of trees (Clark et al. 2019, section 4.2)."""
+"""Finds the attention heads that best predict the relations of dependency trees (Clark et al. 2019, section 4.2)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,13 +15,13 @@ from finetune.sentences import NONE, Pieces, rows_of, sentences
 from pretrain.training.opened import Opened
 
 HEAD, RELATION = 7, 8  # columns of CoNLL-U
-TOKENS = 1 << 10  # of a batch: of each are the shares of all heads
-DIRECTIONS = "dependent", "head"  # which of the two looks at the other
-ALL = "all"  # of the relations
+TOKENS = 1 << 10  # in a batch, small as each has the attention of all heads
+DIRECTIONS = "dependent", "head"  # which of the two words attends to the other
+ALL = "all"  # stands for all relations
 
 
 class Tree(NamedTuple):
-    """heads: i64[words], the number of each word's head, NONE of the root.   relations: to it."""
+    """heads: i64[words], index of each word's head, NONE for the root.   relations: to the heads."""
 
     words: tuple[str, ...]
     heads: np.ndarray
@@ -29,7 +29,7 @@ class Tree(NamedTuple):
 
 
 class Row(NamedTuple):
-    """tree: its number.   dependents, heads: i64[n], the words of which both are in this row."""
+    """tree: its index.   dependents, heads: i64[n], pairs of words that are both in this row."""
 
     tree: int
     pieces: Pieces
@@ -38,37 +38,37 @@ class Row(NamedTuple):
 
 
 def trees(file: Path) -> list[Tree]:
-    """Those of a CoNLL-U file. UserError, with file and line, for what is malformed."""
+    """Return the trees of a CoNLL-U file. UserError with file and line if malformed."""
     if file.suffix in FORMS:
-        raise UserError(f"--trees {file}: is no CoNLL-U file; give one")
+        raise UserError(f"--trees {file}: is not a CoNLL-U file; give one")
     read = [sentences(file, Options(label_column=column), ("", "")) for column in (HEAD, RELATION)]
     found = []
     for sentence, relations in zip(*read, strict=True):
         known = {str(number): number - 1 for number in range(1, len(sentence.words) + 1)} | {"0": NONE}
         for word, head in enumerate(sentence.label):
             if head not in known:
-                raise UserError(f"{sentence.where_of(word)}: {head!r} is no number of a word of the sentence; mend it")
+                raise UserError(f"{sentence.where_of(word)}: head {head!r} is not a word of the sentence; correct it")
         found.append(Tree(sentence.words, np.array([known[head] for head in sentence.label]), relations.label))
     return found
 
 
 def rows_of_trees(opened: Opened, given: Sequence[Tree], length: int) -> list[Row]:
-    """Rows of at most so many tokens, with the dependents whose heads are in the same row, if there are any."""
+    """Return rows of at most `length` tokens that contain dependents together with their heads."""
     rows, found = rows_of(opened.tokenizer, [tree.words for tree in given], length), []
     for number, tree in enumerate(given):
         for pieces in rows[number]:
-            there = np.unique(pieces.owners[pieces.owners != NONE])
-            dependents = there[np.isin(tree.heads[there], there)]
+            words = np.unique(pieces.owners[pieces.owners != NONE])
+            dependents = words[np.isin(tree.heads[words], words)]
             if len(dependents):
                 found.append(Row(number, pieces, dependents, tree.heads[dependents]))
     return found
 
 
 def between_words(shares: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of shares between tokens f32[..., length, length] those between words [..., words, words], and the words' numbers
-    i64[words]: the sum over the pieces of what is looked at, the mean over those of what looks (section 4.1).
+    """Convert attention between tokens f32[..., length, length] to attention between words [..., words, words]: the sum
+    over pieces attended to, the mean over attending pieces (section 4.1). Also return the word indices i64[words].
 
-    owners: i32[length], each token's word.
+    owners: i32[length], the word of each token.
     """
     words = np.unique(owners[owners != NONE])
     is_of = (owners[:, None] == words).astype(np.float32)
@@ -76,8 +76,8 @@ def between_words(shares: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, n
 
 
 def hits(opened: Opened, rows: Sequence[Row]) -> list[np.ndarray]:
-    """Of each row bool[2, depth, heads, n]: whether the word with the largest share, itself left out, is its head, by
-    direction, in the attention of the dependent and in that which others have for it."""
+    """Return for each row bool[2, depth, heads, n]: whether a dependent's head is the other word with the most
+    attention from the dependent (first) or to it (second)."""
     pieces = [row.pieces for row in rows]
     flat = joined([one.tokens for one in pieces], [one.types for one in pieces], {})
     found: list[np.ndarray] = [np.zeros(0)] * len(rows)
@@ -93,16 +93,16 @@ def hits(opened: Opened, rows: Sequence[Row]) -> list[np.ndarray]:
 
 
 def best_heads(opened: Opened, given: Sequence[Tree], length: int, least: int) -> tuple[list[dict], dict[str, int]]:
-    """(a line for all relations and for each with so many cases, the most frequent first; how many cases are in no
-    line, by the reason).
+    """Return a table row for all relations and for each with at least `least` words, the most frequent first, and the
+    number of words left out by reason.
 
-    Of a line the share of right heads, and beside it that of the best fixed offset, in words, from a dependent to its
-    head. Both are chosen on these trees.   UserError where no word is in a row with its head.
+    A table row has the accuracy of the best attention head and that of the best fixed offset, in words, from dependent
+    to head. Both are chosen on these trees.   UserError if no word is in a row with its head.
     """
     rows = rows_of_trees(opened, given, length)
     if not rows:
         raise UserError(
-            f"--trees: has no word in one row with its head; give another file, or more than --length {length}"
+            f"--trees: no word is in the same row as its head; give another file, or raise --length {length}"
         )
     right = np.concatenate(hits(opened, rows), axis=-1)
     offsets = np.concatenate([row.heads - row.dependents for row in rows])
@@ -110,16 +110,18 @@ def best_heads(opened: Opened, given: Sequence[Tree], length: int, least: int) -
     names, counts = np.unique(relations, return_counts=True)
     lines = []
     for name in (ALL, *names[np.argsort(-counts, kind="stable")]):
-        of = relations == name if name != ALL else np.full(len(relations), True)
-        if of.sum() >= least:
-            lines.append({"relation": str(name), "words": int(of.sum())} | _best(right[..., of], offsets[of]))
+        chosen = relations == name if name != ALL else np.full(len(relations), True)
+        if chosen.sum() >= least:
+            lines.append(
+                {"relation": str(name), "words": int(chosen.sum())} | _best(right[..., chosen], offsets[chosen])
+            )
     cut = sum(int((tree.heads != NONE).sum()) for tree in given) - len(relations)
     rare = int(counts[counts < least].sum())
-    return lines, {f"of relations with fewer than --cases {least}": rare, "not in one row with their heads": cut}
+    return lines, {f"of relations with fewer than --cases {least}": rare, "not in the same row as their heads": cut}
 
 
 def _best(right: np.ndarray, offsets: np.ndarray) -> dict[str, str | int | float]:
-    """right: bool[2, depth, heads, n]."""
+    """Return the best head and offset.   right: bool[2, depth, heads, n]."""
     accuracy = right.mean(-1)
     looks, layer, head = np.unravel_index(accuracy.argmax(), accuracy.shape)
     known, counts = np.unique(offsets, return_counts=True)

@@ -1,4 +1,4 @@
-"""Two texts as rows of tokens where one of them is long: it is cut into windows that overlap."""
+"""Encodes pairs of texts as rows of tokens and splits a long one into overlapping windows."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -10,15 +10,15 @@ from data_pipelines.tokenizers.made import Made
 
 
 class Text(NamedTuple):
-    """tokens: i32[n].   offsets: i32[n, 2], where each begins and ends, in characters."""
+    """tokens: i32[n].   offsets: i32[n, 2], begin and end of each token in characters."""
 
     tokens: np.ndarray
     offsets: np.ndarray
 
 
 class Frame(NamedTuple):
-    """What stands before, between and after two texts: tokens and their types i32[m, 2] each; and the types of the
-    texts.   place: of the token at which a row is read as a whole, from the end where it is negative."""
+    """Special tokens and their types before, between and after two texts, i32[m, 2] each.   types: those of the texts.
+    place: position of the token that a head reads for the whole row; negative from the end."""
 
     before: np.ndarray
     between: np.ndarray
@@ -28,19 +28,20 @@ class Frame(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Tokens of a row beside those of its texts."""
+        """Number of special tokens in a row."""
         return len(self.before) + len(self.between) + len(self.after)
 
 
 def frame_of(made: Made, causal: bool) -> Frame:
-    """As the tokenizer writes two texts; causal: each ends with the delimiter, and the last one is where a row is read
-    (Radford et al. 2018, section 3.3)."""
+    """Return the special tokens that the tokenizer puts around two texts.
+
+    causal: a delimiter ends each text, and the head reads the last one (Radford et al. 2018, section 3.3)."""
     if causal:
         end = np.array([[delimiter_token(made.special), 0]], np.int32)
         return Frame(end[:0], end, end, (0, 0), -1)
     written = made.tokenizer.encode("a", "b")
-    both, of = np.array([written.ids, written.type_ids], np.int32).T, np.array(written.sequence_ids, object)
-    first, second = (np.flatnonzero(of == text) for text in (0, 1))
+    both, texts = np.array([written.ids, written.type_ids], np.int32).T, np.array(written.sequence_ids, object)
+    first, second = (np.flatnonzero(texts == number) for number in (0, 1))
     parts = both[: first[0]], both[first[-1] + 1 : second[0]], both[second[-1] + 1 :]
     cls = made.special.get("cls")
     place = written.ids.index(cls) if cls in written.ids else len(both) - 1
@@ -49,7 +50,7 @@ def frame_of(made: Made, causal: bool) -> Frame:
 
 
 def texts_of(made: Made, texts: Iterable[str]) -> dict[str, Text]:
-    """Each text with its tokens, without special ones."""
+    """Encode each distinct text without special tokens."""
     given = [*dict.fromkeys(texts)]
     encodings = made.tokenizer.encode_batch(given, add_special_tokens=False)
     offsets = lambda one: np.array(one.offsets, np.int32).reshape(-1, 2)
@@ -57,7 +58,7 @@ def texts_of(made: Made, texts: Iterable[str]) -> dict[str, Text]:
 
 
 def framed(frame: Frame, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and types i32[n] of a row of two texts' tokens."""
+    """Return tokens and types i32[n] of a row with the tokens of two texts."""
     parts = frame.before[:, 0], first, frame.between[:, 0], second, frame.after[:, 0]
     of_texts = (np.full(len(text), kind, np.int32) for text, kind in zip((first, second), frame.types, strict=True))
     types = frame.before[:, 1], next(of_texts), frame.between[:, 1], next(of_texts), frame.after[:, 1]
@@ -65,7 +66,6 @@ def framed(frame: Frame, first: np.ndarray, second: np.ndarray) -> tuple[np.ndar
 
 
 def windows(size: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Where windows of at most `room` of so many tokens begin and end, `stride` after each other, until the last token
-    is in one."""
+    """Return begin and end of windows of at most `room` tokens, `stride` apart, that cover `size` tokens."""
     begins = range(0, max(size - room, 0) + stride, stride)
     return [(begin, min(begin + room, size)) for begin in begins]

@@ -1,4 +1,4 @@
-"""`python -m finetune attention`: what each head of a model looks at in a text."""
+"""`python -m finetune attention`: shows what each attention head of a model attends to."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,33 +18,33 @@ from pretrain.commands.common import check_file, check_picture, save_picture
 from pretrain.options import check_options
 from pretrain.recipe import LENGTH
 
-NAMED = 40  # tokens, up to which they stand beside a map
+NAMED = 40  # largest number of tokens with labels beside a map
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Attention:
-    """Draw the attention of each layer and head over a text, and say how wide, how far and at what it looks; or with
-    --trees say which head finds the heads of words, by relation (Clark et al. 2019)."""
+    """Draw the attention of each layer and head over a text, and print its entropy, distance and share on special
+    tokens; or with --trees, find the attention head that best predicts each relation (Clark et al. 2019)."""
 
     run: Positional[Place]
     """Work directory of the run, or a Hugging Face folder."""
     out: Path
-    """The file to write: PNG, PDF or SVG, with --trees .tsv."""
+    """File to write: PNG, PDF or SVG; .tsv with --trees."""
     text: tuple[str, ...] = ()
-    """One text or two."""
+    """One text or a pair of texts."""
     trees: Path | None = None
-    """In place of a text a CoNLL-U file of words with their heads and the relations to these."""
+    """CoNLL-U file with dependency trees, instead of --text."""
     cases: int = 50
-    """With --trees, how many words a relation has at least, to have a line."""
+    """With --trees, leave out relations with fewer words than this."""
     step: int | None = None
-    """Which checkpoint; by default the newest."""
+    """Step of the checkpoint; by default the newest."""
     length: int = 128
-    """Tokens of a text, at most; longer sentences of --trees are cut into rows."""
+    """Maximum number of tokens in a text; longer sentences of --trees are split into rows."""
 
     def __post_init__(self):
         check_options(self, {"length": LENGTH, "cases": COUNT})
         if bool(self.text) == (self.trees is not None):
-            raise UserError("--text: or --trees says what is read; give one of the two")
+            raise UserError("--text: give either this or --trees")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.trees is not None:
         return _of_trees(options)
     if len(options.text) not in (1, 2):
-        raise UserError(f"--text: are {len(options.text)} texts; give one or two")
+        raise UserError(f"--text: has {len(options.text)} texts; give one or two")
     check_picture(options.out)
     check_file(options.out)
     tokens, special, shares = maps(options)
@@ -73,14 +73,14 @@ def _of_trees(options: Attention) -> int:
     from pretrain.training.opened import open_model
 
     if options.out.suffix != ".tsv":
-        raise UserError(f"--out {options.out}: with --trees it is a table; give a file that ends in .tsv")
+        raise UserError(f"--out {options.out}: with --trees this is a table; give a name that ends in .tsv")
     check_file(options.out)
     given = trees(options.trees)
     opened = open_model(options.run, options.step)
-    with busy("looking at trees"):
+    with busy("comparing attention with the trees"):
         lines, left_out = best_heads(opened, given, fitting(options.length, opened.config), options.cases)
     if not lines:
-        raise UserError(f"--cases {options.cases}: {options.trees} has no relation of so many words; give fewer")
+        raise UserError(f"--cases {options.cases}: {options.trees} has no relation with this many words; give fewer")
     show(lines)
     for reason, number in left_out.items():
         if number:
@@ -91,7 +91,7 @@ def _of_trees(options: Attention) -> int:
 
 
 def maps(options: Attention) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """(the text's tokens; bool[tokens], whether they are special; f32[depth, heads, queries, keys])."""
+    """Return the tokens, whether each is special bool[tokens], and attention f32[depth, heads, queries, keys]."""
     import jax
 
     from finetune.inside import are_special, attention_shares, unrolled
@@ -113,8 +113,8 @@ def maps(options: Attention) -> tuple[list[str], np.ndarray, np.ndarray]:
 
 
 def of_heads(shares: np.ndarray, special: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """f32[heads] each, means over the queries of f32[heads, queries, keys]: the entropy in nats, how many tokens away
-    what is looked at is, and the share of special tokens bool[keys] (Clark et al. 2019, sections 3 and 5)."""
+    """Return means over the queries of attention f32[heads, queries, keys], f32[heads] each: the entropy in nats, the
+    distance in tokens, and the share on special tokens bool[keys] (Clark et al. 2019, sections 3 and 5)."""
     place = np.arange(shares.shape[-1])
     entropy = -(shares * np.log(np.maximum(shares, 1e-30))).sum(-1).mean(-1)
     distance = (shares * np.abs(place[:, None] - place)).sum(-1).mean(-1)
@@ -122,7 +122,7 @@ def of_heads(shares: np.ndarray, special: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _draw(tokens: Sequence[str], shares: np.ndarray, out: Path) -> Path:
-    """A row of maps for each layer, a column for each head; queries downwards, keys to the right."""
+    """Draw a row of maps for each layer and a column for each head, with queries downwards and keys to the right."""
     from matplotlib.figure import Figure
 
     depth, heads = shares.shape[:2]

@@ -1,4 +1,4 @@
-"""`python -m finetune eval`: what a finetuned model answers to a file, and how good that is."""
+"""`python -m finetune eval`: predicts the examples of a file with a finetuned model and computes metrics."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Answers of a finetuned model to the examples of a file, and figures where it says what is right."""
+    """Predict the examples of a file with a finetuned model, and print metrics if the file has labels."""
 
     run: Positional[Place]
     """Work directory of the run."""
     test: Path
-    """File of examples, as those that the run was trained on; it may lack what is asked."""
+    """File of examples in the format of the training file; labels are optional."""
     predictions: Path | None = None
-    """File to write with the answers, a JSON object a line, in the order of the examples; of questions, if it ends in
-    .json, as SQuAD's program reads them."""
+    """File to write predictions to: one JSON object a line, in the order of the examples. For answer, a name that ends
+    in .json gets the format that SQuAD's evaluation script reads."""
     top: int = 1
-    """Of questions, how many of the best answers --predictions has, with their scores."""
+    """For answer, the number of best answers, with scores, to write to --predictions."""
     task: str = ""
-    """Of a run on several tasks, which one the file is of."""
+    """Task of the file, if the run has several tasks."""
     step: int | None = None
-    """Which checkpoint; by default the best by --dev."""
+    """Step of the checkpoint; by default the best one on --dev."""
 
     def __post_init__(self):
         check_options(self, {"top": COUNT})
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(Evaluation, arguments, "python -m finetune eval")
     if options.predictions is not None:
         if options.predictions.resolve() == options.test.resolve():
-            raise UserError(f"--predictions {options.predictions}: is --test, which it would replace; give another")
+            raise UserError(f"--predictions {options.predictions}: would overwrite --test; give another file")
         check_file(options.predictions)
     task, figures, answers = evaluate(options)
     if options.predictions is not None:
@@ -67,56 +67,56 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def evaluate(options: Evaluation) -> tuple[FinetuningTask, dict[str, float], list[dict]]:
-    """(the task; figures, none where the file does not say what is right; the answers)."""
+    """Return the task, the metrics (empty for a file without labels) and the answers."""
     from pretrain.training.opened import open_model
 
     opened = open_model(options.run, options.step, best_of=LOSS if options.step is None else None)
     task, labels = finetuned(opened, options.task)
     if options.top > 1:
         if not isinstance(task, Answer) or options.predictions is None or options.predictions.suffix == ".json":
-            what = "is of answers to questions, in --predictions that end in .jsonl"
+            what = "needs a run on answer and --predictions with a name that ends in .jsonl"
             raise UserError(f"--top {options.top}: {what}; give these, or leave it out")
         task = dataclasses.replace(task, top=options.top)
     examples = task.read(options.test, is_labelled=False)
-    lacking = [example.where for example in examples if example.label is None]
-    if lacking and (len(lacking) < len(examples) or options.predictions is None):
-        cure = "give --predictions, to have the answers written" if len(lacking) == len(examples) else "give it one"
-        raise UserError(f"{lacking[0]}: does not say what is right; {cure}")
+    unlabelled = [example.where for example in examples if example.label is None]
+    if unlabelled and (len(unlabelled) < len(examples) or options.predictions is None):
+        cure = "give --predictions" if len(unlabelled) == len(examples) else "label every example or none"
+        raise UserError(f"{unlabelled[0]}: has no label; {cure}")
     return task, *answered(opened, task, labels, examples)
 
 
 def answered(
     opened: "Opened", task: FinetuningTask, labels: Sequence[str], examples: Examples
 ) -> tuple[dict[str, float], list[dict]]:
-    """(figures, none where the examples do not say what is right; the answers) of a run on that task."""
+    """Return a run's metrics on a task (empty for examples without labels) and its answers."""
     task = task.fitted(examples)
     length = max(phase.length for phase in opened.recipe.phases)
-    of = Development(examples, task.encode(examples, opened.tokenizer, labels, length), labels, opened.tokenizer)
+    data = Development(examples, task.encode(examples, opened.tokenizer, labels, length), labels, opened.tokenizer)
     predictor = Predictor(task, opened.run.assembly, opened.mesh, length)
     console = Console(stderr=True)
-    columns = TextColumn("answering"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    columns = TextColumn("predicting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        shown = bar.add_task("", total=len(of.rows))
+        shown = bar.add_task("", total=len(data.rows))
         tell = lambda done: bar.advance(shown, done)
-        return figures_of(task, predictor, opened.params, {}, of, tell)
+        return figures_of(task, predictor, opened.params, {}, data, tell)
 
 
 def finetuned(opened: "Opened", name: str) -> tuple[FinetuningTask, list[str]]:
-    """(the task of a run with that name, '' where it has one alone, as it was chosen by --dev; its labels)."""
+    """Return a run's task of this name ('' if it has only one), with settings chosen on --dev, and its labels."""
     tasks = {group_of(one.name): one.objective for one in tasks_of(opened.recipe, opened.recipe.phases[0])}
     if name not in tasks:
-        raise UserError(unknown("--task: this run has no", name or "task without a name", tasks))
+        raise UserError(unknown("--task: this run has no task", name or "without a name", tasks))
     task = tasks[name]
     if not isinstance(task, FinetuningTask):
-        raise UserError(f"{opened.source}: was not finetuned on a task ({', '.join(TASKS)}); give a run that was")
+        raise UserError(f"{opened.source}: was not finetuned on a task ({', '.join(TASKS)}); give a finetuned run")
     begin, end = task.part
-    all_labels = getattr(opened.config, "labels", ())  # a model that writes has none
+    all_labels = getattr(opened.config, "labels", ())  # models that write texts have no labels
     labels = [label.removeprefix(f"{name}/") for label in all_labels[begin : end or None]]
     return task.chosen(figures_by_dev(opened.source, opened.step, name)), labels
 
 
 def figures_by_dev(run: Path, step: int, task: str) -> dict[str, float]:
-    """Of a run's last evaluation up to a step those of a task, '' where there is one alone."""
-    before = [of for of in read_metrics(RunDirectory(run), "eval") if of["step"] <= step]
-    place, figures = f"{task}/" if task else "", before[-1].items() if before else ()
-    return {name.removeprefix(place): value for name, value in figures if name.startswith(place)}
+    """Return a task's metrics ('' for a run with one task) from the last evaluation up to a step."""
+    before = [entry for entry in read_metrics(RunDirectory(run), "eval") if entry["step"] <= step]
+    prefix, figures = f"{task}/" if task else "", before[-1].items() if before else ()
+    return {name.removeprefix(prefix): value for name, value in figures if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""`python -m finetune export`: a finetuned model with its head as a Hugging Face folder."""
+"""`python -m finetune export`: writes a finetuned model with its head as a Hugging Face folder."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ class Export:
     to: Place
     """Folder to write."""
     step: int | None = None
-    """Which checkpoint; by default the best by --dev."""
+    """Step of the checkpoint; by default the best one on --dev."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights."""
+    """Data type of the weights."""
     license: str = UNKNOWN
-    """For the model card (README.md), as the Hugging Face hub names it, like apache-2.0 or cc-by-sa-4.0."""
+    """License for the model card (README.md), by its Hugging Face name, like apache-2.0 or cc-by-sa-4.0."""
 
 
 def main(arguments: Sequence[str]) -> int:

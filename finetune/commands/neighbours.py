@@ -1,4 +1,4 @@
-"""`python -m finetune neighbours`: which words of a file are to a model most like a word in its context."""
+"""`python -m finetune neighbours`: finds the words of a file whose hidden states are nearest to a given word's."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,32 +21,32 @@ from pretrain.recipe import LENGTH
 if TYPE_CHECKING:
     from finetune.neighbours import Near
 
-AROUND = 50  # characters beside a word that are shown
+AROUND = 50  # characters of context to show on each side of a word
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Neighbours:
-    """Print the words of a file whose hidden states (the mean over a word's pieces) have the largest cosine with those
-    of a word in its context. The file's texts are held in memory, hidden states of one batch alone."""
+    """Print the words of a file whose hidden states (averaged over a word's pieces) have the highest cosine similarity
+    to those of a word in its context. Memory holds the texts of the file and the hidden states of one batch."""
 
     run: Positional[Place]
     """Work directory of the run, or a Hugging Face folder."""
     word: str
-    """What to look for; several words are compared with as many that follow each other."""
+    """Word to look for; several words are compared with as many consecutive words."""
     texts: Path
-    """File to look in: a text a line, or .tsv, .csv, .jsonl or .parquet with a column of texts."""
+    """File to search: one text a line, or .tsv, .csv, .jsonl or .parquet with a column of texts."""
     context: str | None = None
-    """A text with the word; by default the word alone."""
+    """Text that contains the word; by default the word alone."""
     text: str = "text"
     """Column of the texts."""
     layer: int | None = None
-    """Which, 0: embeddings; by default the last."""
+    """Layer whose hidden states are compared; 0 is the embeddings. By default the last."""
     number: int = 10
-    """How many to print."""
+    """Number of words to print."""
     step: int | None = None
-    """Which checkpoint; by default the newest."""
+    """Step of the checkpoint; by default the newest."""
     length: int = 128
-    """Tokens of a text, at most."""
+    """Maximum number of tokens in a text."""
 
     def __post_init__(self):
         check_options(self, {"layer": COUNT_OR_NONE, "number": COUNT, "length": LENGTH})
@@ -59,19 +59,19 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def neighbours(options: Neighbours) -> list[dict]:
-    """A line for each, the nearest first."""
+    """Return a table row for each word found, the nearest first."""
     from finetune.neighbours import WORD, look_at, nearest, place_of, texts_to_look_at, vector_of
     from pretrain.training.opened import open_model
 
     context = options.word if options.context is None else options.context
-    place_of(options.word, context)  # before anything is read
+    place_of(options.word, context)  # fail before reading any file
     texts = _texts(options)
     opened = open_model(options.run, options.step)
     length, look = fitting(options.length, opened.config), look_at(options.layer, options.run)
     with busy("looking for neighbours"):
         wanted = vector_of(opened, options.word, context, look, length)
-        of = texts_to_look_at(opened, list(texts.values()), list(texts), length)
-        found = nearest(opened, wanted, of, len(WORD.findall(options.word)), look, options.number)
+        rows = texts_to_look_at(opened, list(texts.values()), list(texts), length)
+        found = nearest(opened, wanted, rows, len(WORD.findall(options.word)), look, options.number)
     if not found:
         raise UserError(f"--texts {options.texts}: has no words; give another file")
     wheres = list(texts)
@@ -79,21 +79,21 @@ def neighbours(options: Neighbours) -> list[dict]:
         {
             "cosine": one.similarity,
             "line": wheres[one.text].rpartition(" ")[2],
-            "text": _marked(of.texts[one.text], one),
+            "text": _marked(texts[wheres[one.text]], one),
         }
         for one in found
     ]
 
 
 def _marked(text: str, one: "Near") -> str:
-    """A word with what is around it, on a line."""
+    """Return a word, marked with **, and its context on one line."""
     begin, end = one.span
     around = text[max(0, begin - AROUND) : begin], text[begin:end], text[end : end + AROUND]
     return " ".join("{}**{}**{}".format(*around).split())
 
 
 def _texts(options: Neighbours) -> dict[str, str]:
-    """Those of the file that are not blank, by where they are."""
+    """Return the non-blank texts of the file by their place (file and line)."""
     file = options.texts
     if file.suffix in FORMS:
         found = {
@@ -101,8 +101,8 @@ def _texts(options: Neighbours) -> dict[str, str]:
             for one in records(file, {options.text: "--text"})
         }
     else:
-        found = {f"{file}, line {at}": text for at, text in enumerate(with_errors(file, text_lines(file)), 1)}
+        found = {f"{file}, line {line}": text for line, text in enumerate(with_errors(file, text_lines(file)), 1)}
     found = {where: text for where, text in found.items() if text.strip()}
     if not found:
-        raise UserError(f"--texts {file}: has no text; give another file")
+        raise UserError(f"--texts {file}: has no texts; give another file")
     return found

@@ -1,4 +1,4 @@
-"""`python -m finetune probe`: what can be read off each layer of a frozen model."""
+"""`python -m finetune probe`: trains linear probes on the layers of a frozen model."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -30,52 +30,54 @@ if TYPE_CHECKING:
     from pretrain.training.opened import Opened
 
 RANGES = {"length": LENGTH, "words": COUNT, "seed": SEED}
-LAST = 4  # layers that are read side by side
-ALWAYS, MIX, FINETUNED = "most frequent", "mix of all", "finetuned"  # lines of the table beside the layers'
+LAST = 4  # number of last layers to concatenate
+ALWAYS, MIX, FINETUNED = "most frequent", "mix of all", "finetuned"  # table rows besides those of layers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Probing:
-    """Train linear probes on a frozen model: one on each layer, on a mix of all and on the last four side by side
-    (probe.tsv, probe.png). They tell the tags of words, or with --text the classes of texts."""
+    """Train linear probes on a frozen model: one on each layer, one on a mix of all layers and one on the last four
+    layers concatenated (probe.tsv, probe.png). They predict tags of words, or with --text classes of texts."""
 
     run: Positional[Place]
     """Work directory of the run, or a Hugging Face folder."""
     train: Path
-    """File of words with tags, as of `run tag`; with --text of texts with labels, as of `run classify`."""
+    """Training file: tagged words, as for `run tag`; with --text, labelled texts, as for `run classify`."""
     dev: Path
-    """File of those to evaluate on."""
+    """Held-out file to evaluate on."""
     out: Path
     """Folder to write to."""
     text: tuple[str, ...] = ()
-    """Columns of one text or two. What a layer says of them is the mean over all their tokens that are not special."""
+    """Columns of one text or a pair. Probes read the mean hidden state of all tokens that are not special."""
     label: str = "label"
     """Column of the class, with --text."""
     finetuned: Path | None = None
-    """A run of finetuning on the same labels, whose score on --dev is a line of the table, too."""
+    """Finetuning run on the same labels; the table also shows its score on --dev."""
     task: str = ""
-    """Of a --finetuned on several tasks, which one."""
+    """Task of --finetuned, if that run has several tasks."""
     step: int | None = None
-    """Which checkpoint; by default the newest."""
+    """Step of the checkpoint; by default the newest."""
     token_column: int | None = None
-    """Column of words, as of `run tag`."""
+    """Column of words, as for `run tag`."""
     label_column: int | None = None
-    """Column of tags, as of `run tag`."""
+    """Column of tags, as for `run tag`."""
     length: int = 128
-    """Tokens of a row, at most."""
+    """Maximum number of tokens in a row."""
     words: int = 50_000
-    """How many words, or texts, to train on, at most: of examples drawn by the seed. All layers of them are held in
-    memory."""
+    """Maximum number of words, or texts, to train on, from examples drawn at random. Memory holds the hidden states of
+    all their layers."""
     seed: int = 0
-    """Of the examples that are drawn."""
+    """Random seed for drawing examples."""
 
     def __post_init__(self):
         check_options(self, RANGES)
         for name in ("token_column", "label_column"):
             if self.text and getattr(self, name) is not None:
-                raise UserError(f"--{name.replace('_', '-')}: is of words, --text of texts; leave one of them out")
+                raise UserError(
+                    f"--{name.replace('_', '-')}: is for words, but --text is for texts; leave one of them out"
+                )
         if self.task and self.finetuned is None:
-            raise UserError(f"--task {self.task}: is of --finetuned; give that, too")
+            raise UserError(f"--task {self.task}: has no effect without --finetuned; add it, or leave this out")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -89,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def probe(options: Probing) -> list[dict]:
-    """Of each line of the table the figures by name, and a layer's share in the mix."""
+    """Return the rows of the table: metrics by name, and a layer's share in the mix."""
     from finetune.probing import fit, predicted, side_by_side, standardised, text_states, word_states
     from pretrain.training.opened import open_model
 
@@ -138,19 +140,21 @@ def _task(options: Probing) -> FinetuningTask:
 
 
 def _of_finetuned(options: Probing, task: FinetuningTask, dev: Examples, labels: Sequence[str]) -> Mapping[str, float]:
-    """The figures of a run that tells the same of the same. UserError where it tells something else."""
+    """Return the metrics of a run on the same task, labels and examples. UserError if any of these differ."""
     from pretrain.training.opened import open_model
 
     opened = open_model(options.finetuned, best_of=LOSS)
-    its, known = finetuned(opened, options.task)
-    if type(its) is not type(task) or {*known} != {*labels} or [*its.read(options.dev)] != [*dev]:
-        told = ", ".join(known) or "no classes"
-        raise UserError(f"--finetuned {options.finetuned}: tells other things ({told}) than --train; give another run")
-    return _shown(answered(opened, its, known, dev)[0])
+    its_task, known = finetuned(opened, options.task)
+    if type(its_task) is not type(task) or {*known} != {*labels} or [*its_task.read(options.dev)] != [*dev]:
+        names = ", ".join(known) or "none"
+        raise UserError(
+            f"--finetuned {options.finetuned}: has other labels or columns ({names}) than --train; give another run"
+        )
+    return _shown(answered(opened, its_task, known, dev)[0])
 
 
 def _drawn(examples: Examples, options: Probing) -> Examples:
-    """Those with as many words as are trained on, in the file's order; a text counts as one."""
+    """Return examples drawn at random, in file order, with at most --words words; a text counts as one."""
     sizes = np.array([1 if options.text else len(example.words) for example in examples])
     order = np.random.default_rng(options.seed).permutation(len(examples))
     kept = np.sort(order[: max(1, int((sizes[order].cumsum() <= options.words).sum()))])
@@ -167,7 +171,7 @@ def _tell_empty(opened: "Opened", files: Sequence[tuple[Examples, Rows]]) -> Non
     for examples, rows in files:
         counts = np.concatenate([[0], np.cumsum(~are_special(opened.tokenizer, rows.tokens))])
         for number in np.flatnonzero(np.diff(counts[rows.starts]) == 0):
-            told["texts with no token but special ones, of which layers say 0"].append(examples[number].where)
+            told["texts with only special tokens, whose hidden states are set to 0"].append(examples[number].where)
     tell(told)
 
 
@@ -178,7 +182,7 @@ def _is_word(rows: Rows) -> np.ndarray:
 def _figures(
     task: FinetuningTask, dev: Examples, rows: Rows, classes: np.ndarray, labels: Sequence[str]
 ) -> Mapping[str, float]:
-    """How good classes of all words that have pieces, or of all texts, are."""
+    """Return the metrics of predicted classes, of all words that have pieces or of all texts."""
     if isinstance(task, Classify):
         outputs = {"logits": np.eye(len(labels))[classes]}
     else:
@@ -199,11 +203,11 @@ def _draw(lines: Sequence[dict], out: Path) -> Path:
     layers = [line[name] for line in lines if line["share in the mix"] != ""]
     figure = Figure((6, 4), layout="constrained")
     axes = figure.subplots()
-    marks = {"a layer": axes.plot(range(len(layers)), layers, "o-")[0]}
+    marks = {"one layer": axes.plot(range(len(layers)), layers, "o-")[0]}
     for number, line in enumerate(line for line in lines if line["share in the mix"] == ""):
         how = {"color": f"C{number}", "linestyle": "--"} if number else {"color": "grey", "linestyle": ":"}
         marks[line["layer"]] = axes.axhline(line[name], **how)
-    axes.set_xlabel("layer, 0: embeddings")
+    axes.set_xlabel("layer (0: embeddings)")
     axes.set_ylabel(name)
     axes.set_xticks(range(0, len(layers), 1 + len(layers) // 16))
     axes.grid(alpha=0.3)

@@ -1,4 +1,4 @@
-"""`python -m finetune run TASK`: finetunes a model on a task's files, or goes on in the same work directory."""
+"""`python -m finetune run TASK`: finetunes a model on a task, or resumes the run in --workdir."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def train(tasks: dict[str, Files], options: Training) -> int:
-    """`finetune` as a program of its own."""
+    """Run `finetune` as the main program of this process and return the exit status."""
     keep_compiled_with(options.workdir)
     keep_programs_whole()
     with stop_request() as stop:
@@ -33,20 +33,20 @@ def train(tasks: dict[str, Files], options: Training) -> int:
 
 
 def parse_run(arguments: Sequence[str]) -> tuple[FinetuningTask, Run]:
-    """`classify --from RUN --train FILE --dev FILE --workdir DIR` -> the task with its fields, and how it is run."""
+    """Parse `classify --from RUN --train FILE --dev FILE --workdir DIR` into a task and the options of its run."""
     name, *rest = arguments or [""]
     if name in ("-h", "--help"):
         alone = dataclasses.make_dataclass("Arguments", [("options", Annotated[Run, UNNAMED])])
-        alone.__doc__ = f"Finetune a model on a task: {', '.join(TASKS)}. Each has further options: TASK --help."
+        alone.__doc__ = f"Finetune a model on a task: {', '.join(TASKS)}. For the options of a task: TASK --help."
         parse(alone, [name], "python -m finetune run TASK")
     if name not in TASKS:
-        what = "run: name a task first, as in `python -m finetune run classify`; there is no"
+        what = "run: name a task first, as in `python -m finetune run classify`; unknown task"
         raise UserError(unknown(what, name, TASKS))
     fields = [("options", Annotated[Run, UNNAMED]), ("task", Annotated[TASKS[name], UNNAMED])]
     both = dataclasses.make_dataclass("Arguments", fields, frozen=True)
     both.__doc__ = f"Finetune a model: {TASKS[name].__doc__}"
     try:
         parsed = parse(both, rest, f"python -m finetune run {name}")
-    except ValueError as error:  # a task's own check
+    except ValueError as error:  # from the task's checks
         raise UserError(str(error)) from None
     return parsed.task, parsed.options

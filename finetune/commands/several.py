@@ -1,5 +1,4 @@
-"""`python -m finetune several`: finetunes one model on several tasks at once, which take turns (Liu et al. 2019,
-arXiv:1901.11504)."""
+"""`python -m finetune several`: finetunes one model on several tasks at once (Liu et al. 2019, arXiv:1901.11504)."""
 
 import dataclasses
 import logging
@@ -19,11 +18,11 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Several(Training):
-    """Finetune one model on several tasks at once: a step is of one of them, drawn by their sizes, and each has scores
-    of its own in the head. To go on with one alone, begin with `finetune run --from` this run."""
+    """Finetune one model on several tasks at once: each step trains one task, drawn in proportion to its size, and each
+    task has its own outputs in the head. To continue with a single task, use `finetune run --from` this run."""
 
     tasks: Path
-    """Folder of tasks, a JSON file each; of their options those of a run alone have no effect."""
+    """Folder with one JSON file for each task; options of a run in these files have no effect."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -32,8 +31,8 @@ def main(arguments: Sequence[str]) -> int:
     for name, fields in task_files(options.tasks).items():
         task, run = of_task_file(fields, **{"from": options.source, "workdir": options.workdir})
         if not isinstance(task, Classify):
-            raise UserError(f"{options.tasks / name}.json: {fields['task']} goes alone; take it out of the folder")
+            raise UserError(f"{options.tasks / name}.json: {fields['task']} must run alone; move it out of the folder")
         tasks[name] = Files(task, run.train, run.dev)
         if unread := sorted(of_run & fields.keys()):
-            log.warning("%s.json: %s of a run alone have no effect here", options.tasks / name, ", ".join(unread))
+            log.warning("%s.json: run options (%s) have no effect here", options.tasks / name, ", ".join(unread))
     return train(tasks, options)

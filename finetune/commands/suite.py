@@ -1,4 +1,4 @@
-"""`python -m finetune suite`: a model's scores on a folder of tasks, several seeds each, as a table and a picture."""
+"""`python -m finetune suite`: scores a model on a folder of tasks over several seeds, as a table and a plot."""
 
 import contextlib
 import dataclasses
@@ -30,26 +30,26 @@ from pretrain.training.signals import EXIT_STOPPED, StopRequest, stop_request
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Suite:
-    """Finetune a model on each task of a folder with several seeds; what is finished is not done again."""
+    """Finetune a model on each task of a folder with several seeds. Finished runs are not repeated."""
 
     run: Positional[Place]
     """The model: a run's work directory, or a Hugging Face folder."""
     tasks: Path
-    """Folder of tasks, NAME.json each: {"task": "classify", "train": "train.tsv", "dev": "dev.tsv", "epochs": 5, ...},
-    with paths relative to the file and any options of `finetune run` but the seed."""
+    """Folder with a NAME.json for each task: {"task": "classify", "train": "train.tsv", "dev": "dev.tsv", "epochs": 5},
+    with paths relative to the file and any options of `finetune run` except the seed."""
     out: Path
-    """The table, .md; beside it a picture, .png, and the scores of all seeds, .json."""
+    """Markdown table to write (.md); a plot (.png) and the scores of all seeds (.json) go beside it."""
     workdir: Path | None = None
-    """Where the runs are; by default beside --out."""
+    """Directory for the runs; by default beside --out."""
     seeds: int = 5
-    """Runs of each task."""
+    """Number of runs, each with its own random seed, for each task."""
     from_scratch: bool = False
-    """Begin with random weights: what the model's pretraining is worth."""
+    """Start from random weights: shows what the model's pretraining is worth."""
 
     def __post_init__(self):
         check_options(self, {"seeds": COUNT})
         if self.out.suffix != ".md":
-            raise UserError(f"--out {self.out}: is a table in Markdown; give a name that ends in .md")
+            raise UserError(f"--out {self.out}: is a Markdown table; give a name that ends in .md")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def workdir(options: Suite, name: str, seed: int) -> Path:
-    """Of one run."""
+    """Return the work directory of one run."""
     return (options.workdir or options.out.with_suffix("")) / name / str(seed)
 
 
@@ -91,7 +91,7 @@ def _of_run(options: Suite, name: str, seed: int) -> dict:
 
 
 def score(options: Suite, name: str, fields: Mapping, seed: int, stop: StopRequest, programs: Programs) -> float | None:
-    """The best on --dev of one run, which is made or gone on with; None where it was stopped."""
+    """Start or resume one run and return its best score on --dev; None if it was stopped."""
     task, run = of_task_file(fields, **_of_run(options, name, seed))
     keep_compiled_with(run.workdir)
     with contextlib.redirect_stdout(io.StringIO()), quiet():
@@ -102,7 +102,7 @@ def score(options: Suite, name: str, fields: Mapping, seed: int, stop: StopReque
 
 @contextlib.contextmanager
 def quiet():
-    """Without what each run warns of: its log has it."""
+    """Hide the warnings of a run, which are in its log."""
     logger, before = logging.getLogger(), logging.getLogger().level
     logger.setLevel(logging.ERROR)
     try:
@@ -112,20 +112,20 @@ def quiet():
 
 
 def metric_of(options: Suite, name: str, task: FinetuningTask) -> str:
-    """The name of the figure that is the score, as of `with_score`."""
+    """Return the name of the metric that `with_score` took as the score."""
     figures = [*read_metrics(RunDirectory(workdir(options, name, 0)), "eval")[-1]]
     return getattr(task, "metric", "") or figures[figures.index(SCORE) + 1]
 
 
 def card(options: Suite, scores: Mapping[str, Sequence[float]], metrics: Mapping[str, str]) -> str:
-    """The table."""
-    begun = "with random weights" if options.from_scratch else "with its weights"
+    """Return the table in Markdown."""
+    start = "random" if options.from_scratch else "pretrained"
     lines = [
-        f"# {options.run}, finetuned {begun}",
+        f"# {options.run}, finetuned from {start} weights",
         "",
-        f"Best scores on --dev over {options.seeds} seeds, in percent; an error as it is.",
+        f"Best scores on --dev over {options.seeds} seeds, in percent (errors as they are).",
         "",
-        "| task | score | median | least | most | standard deviation |",
+        "| task | metric | median | minimum | maximum | standard deviation |",
         "|---|---|---|---|---|---|",
     ]
     for name, of_task in scores.items():
@@ -136,12 +136,12 @@ def card(options: Suite, scores: Mapping[str, Sequence[float]], metrics: Mapping
 
 
 def shown(of_task: Sequence[float], metric: str) -> np.ndarray:
-    """Scores as a reader sees them, f64[seeds]: in percent, but an error, whose score is below 0, as it is."""
+    """Return scores f64[seeds] to show: in percent, but errors, whose scores are negated, as they are."""
     return -np.array(of_task) if metric == "error" else 100 * np.array(of_task)
 
 
 def picture(scores: Mapping[str, Sequence[float]], metrics: Mapping[str, str], out: Path, title: str) -> None:
-    """Each seed's score of each task, and their median."""
+    """Plot the score of each seed and their median for each task."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(1.5 + 1.2 * len(scores), 4), layout="constrained")
@@ -152,5 +152,5 @@ def picture(scores: Mapping[str, Sequence[float]], metrics: Mapping[str, str], o
         median = axes.hlines(np.median(values), place - 0.25, place + 0.25, color="C1")
     names = [f"{name} ({metrics[name]})" for name in scores]
     axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
-    axes.set(ylabel="score on --dev, percent; an error as it is", title=title)
-    save_picture(figure, {"a seed": seeds, "median": median}, 2, out)
+    axes.set(ylabel="score on --dev, percent (errors as they are)", title=title)
+    save_picture(figure, {"one seed": seeds, "median": median}, 2, out)

@@ -1,5 +1,5 @@
-"""Answers to questions as spans of passages, or none (Rajpurkar et al. 2016; 2018; Devlin et al. 2019, sections 4.2 and
-4.3)."""
+"""Extractive question answering, also with unanswerable questions (Rajpurkar et al. 2016; 2018; Devlin et al. 2019,
+sections 4.2 and 4.3)."""
 
 import dataclasses
 import json
@@ -24,13 +24,13 @@ from models.core.ranges import COUNT, COUNT_OR_NONE, check_ranges
 from pretrain import metrics as texts
 from pretrain.objectives.objective import Term
 
-NONE = -1  # in place of a token, of a row that has none
-NOTHING = ("",)  # the right answer where the passage has none
+NONE = -1  # the token index of a row without target
+NOTHING = ("",)  # the right answer to an unanswerable question
 
 
 class Question(NamedTuple):
-    """span: where the first answer begins and ends in the passage, in characters; None where it has none.
-    label: the answers that are right, NOTHING where the passage has none, None where the file does not say."""
+    """span: begin and end of the first answer in the passage, in characters; None if it has none.
+    label: the right answers, NOTHING if the passage has none, None if the file has no label."""
 
     where: str
     name: str
@@ -41,9 +41,9 @@ class Question(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A row of a question.   row: its tokens and types i32[n].   offsets: i32[n, 2], where those of the passage begin
-    and end in it, NONE at others.   example: which question.   place: of the token of no answer.   start, end: where
-    the answer begins and ends, NONE where that is not known.   asked: the places of the question's tokens."""
+    """A row of a question.   row: its tokens and types i32[n].   offsets: i32[n, 2], begin and end of passage tokens in
+    the passage, NONE for other tokens.   example: index of the question.   place: the token that stands for no answer.
+    start, end: first and last token of the answer, NONE if unknown.   asked: positions of the question's tokens."""
 
     row: tuple[np.ndarray, np.ndarray]
     offsets: np.ndarray
@@ -59,20 +59,20 @@ OF_ROWS = "example", "place", "start", "end"
 
 @dataclasses.dataclass(frozen=True)
 class Answer(FinetuningTask):
-    """Two scores of each token say where an answer begins and ends in its passage.
+    """A head scores each token as the start and the end of the answer in a passage.
 
-    Files are SQuAD's JSON. Passages that do not fit a row are cut into windows that overlap; an answer that a window
-    has not whole, and none, is at the token at which a row is read.
+    Files are in SQuAD's JSON format. Passages longer than a row are split into overlapping windows. A window that does
+    not contain the whole answer has the row's `cls` token, or for causal models the last one, as its target.
     """
 
     asks: ClassVar[tuple[str, ...]] = (SPANS,)
 
-    stride: int = 0  # tokens between the beginnings of two windows; 0: half of what a window has of its passage
-    question_last: bool = False  # whether the question stands after the passage
-    max_question_tokens: int = 64  # what is more is cut
-    max_answer_tokens: int = 30  # longer spans are no answers
-    threshold: float | None = None  # how far the score of no answer must be above a span's; by default best on --dev
-    top: Annotated[int, Suppress] = 1  # how many of the best spans are told
+    stride: int = 0  # tokens between the starts of two windows; 0: half of a window's passage tokens
+    question_last: bool = False  # put the question after the passage
+    max_question_tokens: int = 64  # longer questions are cut
+    max_answer_tokens: int = 30  # maximum number of tokens in a predicted answer
+    threshold: float | None = None  # predict no answer if it outscores the span by more; default: best on --dev
+    top: Annotated[int, Suppress] = 1  # number of best spans to return
 
     def __post_init__(self):
         ranges = {"stride": COUNT_OR_NONE, "max_question_tokens": COUNT, "max_answer_tokens": COUNT}
@@ -81,17 +81,19 @@ class Answer(FinetuningTask):
     def suited(self, model_config):
         task = super().suited(model_config)
         if task.causal and self.question_last:
-            raise UserError("--question-last: this model reads from left to right, passages unasked; leave it out")
+            raise UserError(
+                "--question-last: this model reads from left to right, so passages before their question; leave it out"
+            )
         return task
 
     @property
     def columns(self):
-        # Of a row that is asked, the token of no answer and those of the question (Beltagy et al. 2020, section 3.1)
+        # Global tokens: the one for no answer and those of the question (Beltagy et al. 2020, section 3.1)
         of_globals = {"globals": Feature((1 + self.max_question_tokens,), np.int32, NONE)} if self.marks_globals else {}
         return dict.fromkeys(("start", "end"), Feature((), np.int32, NONE)) | of_globals
 
     def chosen(self, figures):
-        by_dev = figures.get("threshold", np.inf)  # no question of --dev is without answer
+        by_dev = figures.get("threshold", np.inf)  # all questions of --dev have answers
         return dataclasses.replace(self, threshold=by_dev if self.threshold is None else self.threshold)
 
     def read(self, file, is_labelled=True):
@@ -99,7 +101,7 @@ class Answer(FinetuningTask):
         told = Told(list)
         found = [_question(*of, is_labelled, told) for of in _questions(file, content)]
         if not found:
-            raise UserError(f"{file}: has no question; give another file")
+            raise UserError(f"{file}: has no questions; give another file")
         tell(told)
         return found
 
@@ -119,10 +121,10 @@ class Answer(FinetuningTask):
     def _rows(
         self, example: int, one: Question, known: Mapping[str, Text], frame: Frame, length: int, told: Told
     ) -> list[Window]:
-        """Those of one question."""
+        """Return the windows of one question."""
         question, passage, found = known[one.text].tokens, known[one.passage], []
         if len(question) > self.max_question_tokens:
-            told["questions with more than --max-question-tokens, which are cut"].append(one.where)
+            told["questions longer than --max-question-tokens, which are cut"].append(one.where)
             question = question[: self.max_question_tokens]
         first = len(frame.before) + (0 if self.question_last else len(question) + len(frame.between))
         span = None if one.span is None else _tokens_of(one, passage)
@@ -138,19 +140,19 @@ class Answer(FinetuningTask):
             known_targets = targets if one.label else [NONE, NONE]
             found.append(Window(row, offsets, example, place, *known_targets, asked + np.arange(len(question))))
         if span is not None and all(row.start == row.place for row in found):
-            told["answers that no window has whole, which count as none in the loss"].append(one.where)
+            told["answers that no window contains whole, which count as no answer in the loss"].append(one.where)
         return found
 
     def _windows(self, one: Question, passage: Text, room: int, length: int) -> list[tuple[int, int]]:
         if room < 2:
-            raise UserError(f"--length {length}: leaves no room for the passage of {one.where}; give more")
+            raise UserError(f"--length {length}: leaves no room for the passage of {one.where}; raise it")
         if self.stride > room:
             raise UserError(
-                f"--stride {self.stride}: skips some of the passage of {one.where}, of which a row of {length} has "
-                f"{room} tokens; give less"
+                f"--stride {self.stride}: skips tokens of the passage of {one.where}, of which a row of {length} "
+                f"holds {room}; lower it"
             )
         if not len(passage.tokens):
-            raise UserError(f"{one.where}: its context has no token; mend it")
+            raise UserError(f"{one.where}: its context has no tokens; correct it")
         return windows(len(passage.tokens), room, self.stride or room // 2)
 
     def scores(self, model, params, batch, noise=None):
@@ -184,7 +186,7 @@ class Answer(FinetuningTask):
             nothing[index] = min(nothing[index], float(start[place] + end[place]))
         found = []
         for one, of, none in zip(examples, spans, nothing, strict=True):
-            scores: dict[str, float] = {}  # of each text that of its best span, in order
+            scores: dict[str, float] = {}  # text -> score of its best span, best first
             for score, text in sorted(of, key=lambda span: -span[0]):
                 scores.setdefault(text, score)
             (text, score), *_ = scores.items()
@@ -218,14 +220,14 @@ class Answer(FinetuningTask):
         if suffix != ".json":
             return super().written(answers, suffix)
         if len(by_name := {one["id"]: one["text"] for one in answers}) < len(answers):
-            raise UserError("--predictions: several questions have one id; give a file that ends in .jsonl")
+            raise UserError("--predictions: several questions have the same id; give a file that ends in .jsonl")
         return json.dumps(by_name, ensure_ascii=False) + "\n"
 
 
 def best_spans(
     start: np.ndarray, end: np.ndarray, allowed: np.ndarray, most: int, top: int
 ) -> list[tuple[float, int, int]]:
-    """The highest sums of scores f32[n] of two tokens, of at most so many from the one to the other, and these."""
+    """Return the `top` best spans of at most `most` tokens as (start + end score f32[n], first token, last token)."""
     start, end = (np.where(allowed, scores, -np.inf) for scores in (start, end))
     ends = np.lib.stride_tricks.sliding_window_view(np.append(end, [-np.inf] * (most - 1)), most)  # [n, most]
     sums = (start[:, None] + ends).ravel()
@@ -237,13 +239,14 @@ def best_spans(
 
 
 def best_threshold(above: np.ndarray, f1: np.ndarray, is_none: np.ndarray) -> float:
-    """Of how far the score of no answer is above a span's, f64[n], that beyond which none is best in F1, as SQuAD 2.0's
-    program finds it.   f1: of the spans.   is_none: where none is right."""
+    """Return the threshold with the best F1, as SQuAD 2.0's script finds it: no answer is predicted above it.
+
+    above: f64[n], score of no answer minus the span's.   f1: of the spans.   is_none: whether no answer is right."""
     order = np.argsort(above)
-    gained = np.append(0, np.cumsum((f1 - is_none)[order]))  # by the answers of so many questions, beside none
+    gained = np.append(0, np.cumsum((f1 - is_none)[order]))  # F1 gained by answering the first n questions
     ascending = np.concatenate([[above[order[0]] - 2], above[order], [above[order[-1]] + 2]])
     between = (ascending[1:] + ascending[:-1]) / 2
-    gained = np.where(ascending[1:] > ascending[:-1], gained, -np.inf)  # what is alike is decided alike
+    gained = np.where(ascending[1:] > ascending[:-1], gained, -np.inf)  # equal scores get the same decision
     return float(between[gained.argmax()])
 
 
@@ -255,11 +258,13 @@ def _content(file: Path) -> Iterator[tuple[int, Any]]:
     try:
         yield 1, json.loads(file.read_text("utf-8-sig"))
     except json.JSONDecodeError as error:
-        raise UserError(f"{file}, line {error.lineno}: is not JSON ({error.msg}); give a file as SQuAD's") from None
+        raise UserError(
+            f"{file}, line {error.lineno}: is not JSON ({error.msg}); give a file in SQuAD's format"
+        ) from None
 
 
 def _questions(file: Path, content: Any) -> Iterator[tuple[str, str, Mapping]]:
-    """(where it is, its passage, its fields) of each question."""
+    """Yield the place, passage and fields of each question."""
     for at, article in _list(str(file), content, "data"):
         for at_passage, paragraph in _list(at, article, "paragraphs"):
             passage = _text(at_passage, paragraph, "context")
@@ -278,7 +283,7 @@ def _list(where: str, holder: Any, name: str) -> Iterator[tuple[str, Any]]:
 def _text(where: str, holder: Any, name: str) -> str:
     found = holder.get(name) if isinstance(holder, dict) else None
     if not isinstance(found, str) or not found.strip():
-        raise UserError(f"{where}: has no text {name!r}; give it one")
+        raise UserError(f"{where}: has no text {name!r}; add one")
     return found
 
 
@@ -288,18 +293,18 @@ def _question(where: str, passage: str, fields: Mapping, is_labelled: bool, told
         return Question(where, name, text, passage, None, NOTHING)
     given = [(begin, answer) for begin, answer in _answers(where, fields) if answer]
     if not given and is_labelled:
-        raise UserError(f"{where}: has no answer; give `answers`, or is_impossible: true where there is none")
+        raise UserError(f"{where}: has no answer; give `answers`, or is_impossible: true")
     spans = []
     for begin, answer in given:
         place = nearest(passage, answer, begin)
         if place is None:
-            told["answers nowhere in their passages, where others to the same question are"].append(where)
+            told["answers not in their passages, skipped as the question has others"].append(where)
             continue
         if place != begin:
-            told["answers that are not where their files say, which move to the nearest places"].append(where)
+            told["answers not at their answer_start, which move to the nearest match"].append(where)
         spans.append((place, place + len(answer)))
     if given and not spans:
-        raise UserError(f"{where}: its answer {given[0][1]!r} is nowhere in its context; mend it")
+        raise UserError(f"{where}: its answer {given[0][1]!r} does not occur in its context; correct it")
     label = tuple(answer for _, answer in given) or None
     return Question(where, name, text, passage, spans[0] if spans else None, label)
 
@@ -307,7 +312,7 @@ def _question(where: str, passage: str, fields: Mapping, is_labelled: bool, told
 def _answers(where: str, fields: Mapping) -> Iterator[tuple[int, str]]:
     answers = fields.get("answers", [])
     if not isinstance(answers, list):
-        raise UserError(f"{where}: its answers are no list; give one")
+        raise UserError(f"{where}: answers is not a list; give one")
     for one in answers:
         begin, text = (one.get(name) for name in ("answer_start", "text")) if isinstance(one, dict) else (None, None)
         if not isinstance(begin, int) or not isinstance(text, str):
@@ -316,16 +321,16 @@ def _answers(where: str, fields: Mapping) -> Iterator[tuple[int, str]]:
 
 
 def nearest(passage: str, answer: str, begin: int) -> int | None:
-    """Where an answer is in a passage, the nearest place to where it is said to begin; None where it is nowhere."""
+    """Return the place of an answer in a passage that is nearest to `begin`; None if it does not occur."""
     before, after = passage.rfind(answer, 0, max(begin, 0) + len(answer)), passage.find(answer, max(begin, 0))
     found = [place for place in (before, after) if place >= 0]
     return min(found, key=lambda place: abs(place - begin), default=None)
 
 
 def _tokens_of(one: Question, passage: Text) -> tuple[int, int]:
-    """The first and the last token of a question's answer."""
+    """Return the first and last token of a question's answer."""
     begin, end = one.span
     found = np.flatnonzero((passage.offsets[:, 1] > begin) & (passage.offsets[:, 0] < end))
     if not len(found):
-        raise UserError(f"{one.where}: its answer {one.passage[begin:end]!r} has no token; mend it")
+        raise UserError(f"{one.where}: its answer {one.passage[begin:end]!r} has no tokens; correct it")
     return int(found[0]), int(found[-1])

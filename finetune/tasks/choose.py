@@ -1,5 +1,5 @@
-"""Multiple choice and ranking: each choice is read beside what is asked, and all of them are scored jointly (Radford et
-al. 2018, section 3.3; Devlin et al. 2019, section 4.4; of lists Cao et al. 2007, ICML, section 4)."""
+"""Multiple choice and ranking: the model reads each choice with its question, and a softmax spans all choices (Radford
+et al. 2018, section 3.3; Devlin et al. 2019, section 4.4; for lists Cao et al. 2007, ICML, section 4)."""
 
 import dataclasses
 import string
@@ -24,12 +24,12 @@ from models.core.parameters import Noise
 from pretrain.objectives.objective import Term
 
 INPUTS = "tokens", "types", "segments"
-FEWEST = 2  # choices of an example
+FEWEST = 2  # smallest number of choices of an example
 
 
 class Choices(NamedTuple):
-    """texts: what is asked and a choice, of each choice.   label: the numbers of those that are right, None where the
-    file does not say."""
+    """texts: the question and a choice, for each choice.   label: indices of the right choices, None if the file has no
+    label."""
 
     where: str
     texts: tuple[tuple[str, str], ...]
@@ -38,15 +38,15 @@ class Choices(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Choose(FinetuningTask):
-    """A head scores each choice of an example; with `ranking` the right ones, of any number, are to come first."""
+    """A head scores each choice of an example. With `ranking`, an example may have several right choices."""
 
     asks: ClassVar[tuple[str, ...]] = (CHOICE,)
 
-    text: tuple[str, ...] = ("text",)  # the column of what is asked; those of further ones stand before each choice
-    choices: tuple[str, ...] = ("choices",)  # the columns of the choices, or one with a list of them
-    label: str = "label"  # the column of the right one, by its number from 0 on or its letter; of several a list
-    ranking: bool = False  # whether any number of them is right, and it counts how far ahead the first one comes
-    texts: Annotated[int, Suppress] = FEWEST  # the most choices that an example has
+    text: tuple[str, ...] = ("text",)  # column of the question; texts of further columns are put before each choice
+    choices: tuple[str, ...] = ("choices",)  # columns of the choices, or one column with a list of them
+    label: str = "label"  # column of the right choice: its number from 0, its letter, or a list of these
+    ranking: bool = False  # allow several right choices; the score is the reciprocal rank of the first
+    texts: Annotated[int, Suppress] = FEWEST  # largest number of choices of an example
 
     @property
     def columns(self):
@@ -70,7 +70,7 @@ class Choose(FinetuningTask):
         choices = choices[0] if len(self.choices) == 1 and isinstance(choices[0], list) else choices
         if len(choices) < FEWEST:
             raise UserError(
-                f"{record.where}: has {len(choices)} choice; give {FEWEST} or more, in columns that --choices names or "
+                f"{record.where}: has {len(choices)} choice; give {FEWEST} or more, in the columns of --choices or "
                 "as one list"
             )
         texts = tuple((asked, " ".join([*before, as_text(record, self.choices[0], choice)])) for choice in choices)
@@ -83,15 +83,18 @@ class Choose(FinetuningTask):
         several = given if isinstance(given, list) else [given]
         found = tuple(sorted({_number(one) for one in several}))
         if not found or (len(found) > 1 and not self.ranking):
-            many = "say one; or with --ranking several" if found else "say which"
-            raise UserError(f"{record.where}: {self.label}={given!r} names {len(found)} right choices; {many}")
+            cure = "give one, or add --ranking" if found else "give one"
+            raise UserError(f"{record.where}: {self.label}={given!r} names {len(found)} right choices; {cure}")
         if not 0 <= found[0] <= found[-1] < number:
             last = f"{number - 1} or {string.ascii_uppercase[(number - 1) % 26]}"
-            raise UserError(f"{record.where}: {self.label}={given!r} is none of its choices, 0 or A to {last}; mend it")
+            raise UserError(
+                f"{record.where}: {self.label}={given!r} is not one of the choices, 0 or A to {last}; correct it"
+            )
         return found
 
     def encode(self, examples, made, labels, length):
-        texts, wheres = [of for one in examples for of in one.texts], [one.where for one in examples for _ in one.texts]
+        texts = [pair for one in examples for pair in one.texts]
+        wheres = [one.where for one in examples for _ in one.texts]
         rows = iter(encoded(made, texts, wheres, length, self.causal))
         longest, of_tokens = [], {f"choice_{name}": [] for name in INPUTS}
         columns = {name: np.zeros((len(examples), self.texts), one.dtype) for name, one in self.columns.items()}
@@ -111,7 +114,7 @@ class Choose(FinetuningTask):
     def scores(self, model, params, batch, noise=None):
         inputs = {name: _apart(batch[f"choice_{name}"]) for name in INPUTS}  # [rows * choices, length]
         noise, places = _of_choices(noise, self.texts), batch["places"].reshape(-1, 1)
-        inputs |= {"globals": places} if self.marks_globals else {}  # the token at which a row is read
+        inputs |= {"globals": places} if self.marks_globals else {}  # the token that the head reads
         hidden = hidden_states(model, params, inputs, noise, places)[:, 0]
         scores = apply_head(model, params, CHOICE, hidden, noise).reshape(-1, self.texts)
         is_choice = batch["choice_segments"].any(1)
@@ -151,7 +154,7 @@ class Choose(FinetuningTask):
 
 
 def _number(label: Any) -> int:
-    """Of a choice, by its number or letter; -1 for what is neither."""
+    """Return the index of a choice from its number or letter; -1 if it is neither."""
     text = str(label).strip()
     if len(text) == 1 and text.upper() in string.ascii_uppercase:
         return string.ascii_uppercase.index(text.upper())
@@ -159,10 +162,10 @@ def _number(label: Any) -> int:
 
 
 def _apart(array: Array) -> Array:
-    """[rows, length, choices] -> [rows * choices, length]."""
+    """Reshape [rows, length, choices] to [rows * choices, length]."""
     return array.swapaxes(1, 2).reshape(-1, array.shape[1])
 
 
 def _of_choices(noise: Noise, choices: int) -> Noise:
-    """Noise of each choice: u32[rows, 2] -> u32[rows * choices, 2]."""
+    """Return noise for each choice: u32[rows, 2] -> u32[rows * choices, 2]."""
     return None if noise is None else fold(noise[:, None], jnp.arange(choices)).reshape(-1, 2)

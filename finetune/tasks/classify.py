@@ -1,5 +1,5 @@
-"""Classification and regression of one text or two, read at one token of the row (Devlin et al. 2019, section 4.1;
-Radford et al. 2018, section 3.3)."""
+"""Classification and regression of a text or a pair of texts, from the hidden state of one token of the row (Devlin et
+al. 2019, section 4.1; Radford et al. 2018, section 3.3)."""
 
 import contextlib
 import dataclasses
@@ -27,12 +27,12 @@ from models.core.ranges import COUNT_OR_NONE, NOT_NEGATIVE, SHARE, check_ranges
 from pretrain.objectives.blocked_softmax import softmax_sums
 from pretrain.objectives.objective import Term
 
-NONE = -1  # in place of a class, of a row that has none
+NONE = -1  # the class of a row without label
 WINDOWS = "mean", "vote"
 
 
 class Labelled(NamedTuple):
-    """label: None where the file does not say."""
+    """label: None if the file has no label for it."""
 
     where: str
     texts: tuple[str, ...]
@@ -41,61 +41,61 @@ class Labelled(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Classify(FinetuningTask):
-    """A head tells one of several classes, or with `regression` a number.
+    """A head predicts one of several classes, or with `regression` a number.
 
-    With `windows` a text that is longer than a row is read in several that overlap: each learns the text's label, and
-    what they answer is taken together.
-    With r_drop the loss is half of equation 4 of Wu et al. 2021 (arXiv:2106.14448); with auxiliary it is equation 5 of
-    Radford et al. 2018, where both losses are means: of rows, and of all tokens that follow another.
+    With `windows`, a text longer than a row is split into overlapping windows. Each window is trained on the text's
+    label, and their predictions are combined.
+    With r_drop, the loss is half of equation 4 of Wu et al. 2021 (arXiv:2106.14448); with auxiliary, equation 5 of
+    Radford et al. 2018, with both losses as means: over rows, and over all tokens after the first.
     """
 
     asks: ClassVar[tuple[str, ...]] = (CLASSIFIER,)
 
-    text: tuple[str, ...] = ("text",)  # the columns of one text or two
-    label: str = "label"  # the column of what is asked
-    regression: bool = False  # whether that is a number
-    # By which models are compared: accuracy (the default), f1 (of two labels that of the second by name, else the mean
-    # of all), matthews; pearson, spearman, error
+    text: tuple[str, ...] = ("text",)  # column of the text, or two columns of a pair of texts
+    label: str = "label"  # column of the label
+    regression: bool = False  # whether the label is a number
+    # Metric that selects the best checkpoint: accuracy (the default), f1 (with two labels, that of the second by name,
+    # else the mean over all) or matthews; for regression pearson (the default), spearman or error
     metric: str = ""
-    label_smoothing: float = 0.0  # share of a target that all classes have alike (Szegedy et al. 2016, section 7)
-    class_weights: tuple[float, ...] = ()  # of the loss, by class in the order of their names
-    r_drop: float = 0.0  # then each row is read twice, and how far the two differ counts so much (Wu et al. 2021)
-    auxiliary: float = 0.0  # of models that read from left to right: how much the loss of the texts' tokens counts
-    windows: str = ""  # mean or vote: how windows of a text that is longer than a row answer together; else it is cut
-    stride: int = 0  # tokens between the beginnings of two windows; 0: half of what a row has of its text
+    label_smoothing: float = 0.0  # share of the target spread over all classes (Szegedy et al. 2016, section 7)
+    class_weights: tuple[float, ...] = ()  # weight of each class in the loss, in the order of the class names
+    r_drop: float = 0.0  # weight of the R-Drop loss between two passes over each row (Wu et al. 2021)
+    auxiliary: float = 0.0  # weight of the language-modeling loss; only for models that read from left to right
+    windows: str = ""  # how to combine predictions of a long text's windows: mean or vote; by default the text is cut
+    stride: int = 0  # tokens between the starts of two windows; 0: half of a window's text tokens
 
     def __post_init__(self):
         ranges = {"label_smoothing": SHARE, "r_drop": NOT_NEGATIVE, "auxiliary": NOT_NEGATIVE, "stride": COUNT_OR_NONE}
         check_ranges(self, ranges, "--")
         self._check_windows()
         if self.auxiliary and self.r_drop:
-            raise ValueError("--auxiliary: does not go with --r-drop; leave one out")
+            raise ValueError("--auxiliary: cannot be combined with --r-drop; leave one out")
         if len(self.text) not in (1, 2):
             raise ValueError(f"--text {' '.join(self.text)}: a row has one text or two; give one column or two")
         known = metrics.OF_NUMBERS if self.regression else metrics.OF_CLASSES
         if self.metric and self.metric not in known:
-            raise ValueError(unknown("--metric: here there is no", self.metric, known))
+            raise ValueError(unknown("--metric: unknown metric", self.metric, known))
         for name in ("label_smoothing", "class_weights", "r_drop"):
             if self.regression and getattr(self, name):
                 raise ValueError(f"--{name.replace('_', '-')}: --regression has no classes; leave it out")
 
     def _check_windows(self):
         if self.windows and self.windows not in WINDOWS:
-            raise ValueError(unknown("--windows: there is no", self.windows, WINDOWS))
+            raise ValueError(unknown("--windows: unknown value", self.windows, WINDOWS))
         if self.windows and len(self.text) > 1:
             raise ValueError(
-                f"--windows {self.windows}: is for rows of one text; leave it out, or give --text one column"
+                f"--windows {self.windows}: needs rows of one text; leave it out, or give --text one column"
             )
         if self.windows == "vote" and self.regression:
-            raise ValueError("--windows vote: numbers have none; give --windows mean")
+            raise ValueError("--windows vote: --regression has no classes to vote for; give --windows mean")
         if self.stride and not self.windows:
-            raise ValueError(f"--stride {self.stride}: is of --windows; give --windows mean or vote, or leave it out")
+            raise ValueError(f"--stride {self.stride}: needs --windows; give --windows mean or vote, or leave it out")
 
     @property
     def columns(self):
-        of_label = Feature((), np.float32, np.nan) if self.regression else Feature((), np.int32, NONE)
+        label = Feature((), np.float32, np.nan) if self.regression else Feature((), np.int32, NONE)
         of_globals = {"globals": Feature((1,), np.int32, -1)} if self.marks_globals else {}
-        return {"place": Feature(()), "labels": of_label} | of_globals
+        return {"place": Feature(()), "labels": label} | of_globals
 
     def suited(self, model_config):
         task = super().suited(model_config)
@@ -111,7 +111,7 @@ class Classify(FinetuningTask):
         texts = tuple(as_text(record, name, record.fields[name]) for name in self.text)
         label = record.fields.get(self.label)
         if isinstance(label, str) and not label.strip():
-            raise UserError(f"{record.where}: its {self.label} is empty; give it one, or leave the whole column out")
+            raise UserError(f"{record.where}: {self.label} is empty; give it a value, or leave the whole column out")
         if self.regression and label is not None:
             label = self._number(record, label)
         elif label is not None:
@@ -122,18 +122,18 @@ class Classify(FinetuningTask):
         with contextlib.suppress(TypeError, ValueError):
             if np.isfinite(number := float(label)):
                 return number
-        raise UserError(f"{record.where}: {self.label}={label!r} is no number; mend it")
+        raise UserError(f"{record.where}: {self.label}={label!r} is not a number; correct it")
 
     def labels_of(self, examples):
         if self.regression:
             return (self.label,)
         found = sorted({example.label for example in examples})
         if len(found) < 2:
-            raise UserError(
-                f"--train: all of its rows have {self.label}={found[0]!r}; give rows of two classes or more"
-            )
+            raise UserError(f"--train: all rows have {self.label}={found[0]!r}; give rows of at least two classes")
         if self.class_weights and len(self.class_weights) != len(found):
-            raise UserError(f"--class-weights: there are {len(found)} classes, {', '.join(found)}; give one for each")
+            raise UserError(
+                f"--class-weights: there are {len(found)} classes, {', '.join(found)}; give one weight for each"
+            )
         return tuple(found)
 
     def encode(self, examples, made, labels, length):
@@ -153,7 +153,7 @@ class Classify(FinetuningTask):
         rows, text = [row for windows in found for row in windows], np.repeat(np.arange(len(found)), [*map(len, found)])
         places = np.array([row.place for row in rows], np.int32)
         columns = {"place": places, "labels": np.array(values, self.columns["labels"].dtype)[text], "text": text}
-        # Global is the token at which a row is read (Beltagy et al. 2020, section 3.1).
+        # The token that the head reads is global (Beltagy et al. 2020, section 3.1).
         columns |= {"globals": places[:, None]} if self.marks_globals else {}
         return joined([row.tokens for row in rows], [row.types for row in rows], columns)
 
@@ -161,7 +161,7 @@ class Classify(FinetuningTask):
         return self._logits(model, params, hidden_states(model, params, batch, noise, batch["place"][:, None]), noise)
 
     def _logits(self, model: nn.Module, params: Params, hidden: Array, noise: Noise) -> dict[str, Array]:
-        """hidden: [rows, 1, width], of the tokens at which rows are read."""
+        """hidden: [rows, 1, width], at the token of each row that the head reads."""
         logits, (begin, end) = apply_head(model, params, self.asks[0], hidden[:, 0], noise), self.part
         return {"logits": logits[:, begin:end] if end else logits}
 
@@ -177,7 +177,7 @@ class Classify(FinetuningTask):
         twice = [self.scores(model, params, batch, site(moment.noise, time)) for time in range(2)]
         one, other = (self.terms(outputs, batch)["label"] for outputs in twice)
         logs = [jax.nn.log_softmax(outputs["logits"]) for outputs in twice]
-        apart = ((jnp.exp(logs[0]) - jnp.exp(logs[1])) * (logs[0] - logs[1])).sum(1)  # both ways together
+        apart = ((jnp.exp(logs[0]) - jnp.exp(logs[1])) * (logs[0] - logs[1])).sum(1)  # KL divergence in both directions
         label = Term((one.sum + other.sum) / 2, (one.hits + other.hits) / 2)
         return {"label": label, "r_drop": Term(jnp.sum(self._weights(batch) * apart) / 4)}, carry, {}
 
@@ -187,7 +187,7 @@ class Classify(FinetuningTask):
         return {"label": of_rows} | further | ({"text": _next(batch["segments"] > 0).sum()} if self.auxiliary else {})
 
     def _weights(self, batch):
-        """f32[rows]: of each row's loss; 0 where a row has no label."""
+        """Return the loss weight of each row, f32[rows]; 0 for a row without label."""
         labels = batch["labels"]
         if self.regression:
             return jnp.isfinite(labels).astype(jnp.float32)
@@ -216,7 +216,7 @@ class Classify(FinetuningTask):
         votes = shares >= shares.max(1, keepdims=True)
         means = _means(shares, text)
         scores = _means(votes, text) if self.windows == "vote" else means
-        best = np.where(scores >= scores.max(1, keepdims=True), means, -1).argmax(1)  # the likeliest where votes tie
+        best = np.where(scores >= scores.max(1, keepdims=True), means, -1).argmax(1)  # the likeliest class if votes tie
         return [
             {"label": labels[index], "scores": dict(zip(labels, map(float, of_text), strict=True))}
             for index, of_text in zip(best, scores, strict=True)
@@ -229,11 +229,11 @@ class Classify(FinetuningTask):
 
 
 def _next(array: Array) -> Array:
-    """What follows each token of rows [rows, length]; zeros behind the last."""
+    """Shift rows [rows, length] left by one token, with zeros at the end."""
     return jnp.pad(array[:, 1:], ((0, 0), (0, 1)))
 
 
 def _means(values: np.ndarray, text: np.ndarray) -> np.ndarray:
-    """f64[texts, n] of what is said of windows [rows, n].   text: which text each is of."""
+    """Return means f64[texts, n] of window outputs [rows, n].   text: the index of each window's text."""
     sums = np.stack([np.bincount(text, of_class) for of_class in values.T], axis=1)
     return sums / np.bincount(text)[:, None]

@@ -1,5 +1,5 @@
-"""Text to text: a decoder writes the target of an input, which an encoder has read (Raffel et al. 2020, section 2.4) or
-which stands before it (Radford et al. 2018, section 3.3)."""
+"""Text to text: a decoder generates a target from an input that an encoder reads (Raffel et al. 2020, section 2.4) or
+that precedes the target (Radford et al. 2018, section 3.3)."""
 
 import dataclasses
 from typing import ClassVar, NamedTuple
@@ -32,7 +32,7 @@ PREDICTED = ("targets", "weights")
 
 
 class Pair(NamedTuple):
-    """label: the targets that are right, of which the first is learned; None where the file does not say."""
+    """label: the right targets, of which the first is trained on; None if the file has none."""
 
     where: str
     text: str
@@ -41,22 +41,22 @@ class Pair(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Write(FinetuningTask):
-    """A model with a decoder writes the target of each input."""
+    """A model with a decoder generates the target of each input."""
 
     phase = PhaseWithTargets
     predictions: ClassVar = {"lm": PREDICTED}
 
-    input: str = "input"  # the column of inputs
-    target: str = "target"  # of targets; a list of several that are right, of which the first is learned
-    prefix: str = ""  # before each input, as in "translate English to German: "
-    target_length: int = 64  # tokens of a target with its end; what is more is cut
-    metric: str = FIGURES[0]  # by which models are compared
-    bleu_tokenizer: str = "13a"  # as sacrebleu names it: zh for Chinese
+    input: str = "input"  # column of inputs
+    target: str = "target"  # column of targets, or of lists of right targets, of which the first is trained on
+    prefix: str = ""  # text to put before each input, like "translate English to German: "
+    target_length: int = 64  # maximum number of target tokens, with the end token; longer targets are cut
+    metric: str = FIGURES[0]  # metric that selects the best checkpoint
+    bleu_tokenizer: str = "13a"  # tokenizer of sacrebleu; zh for Chinese
 
     def __post_init__(self):
         check_ranges(self, {"target_length": COUNT}, "--")
         if self.metric not in FIGURES:
-            raise ValueError(unknown("--metric: there is no", self.metric, FIGURES))
+            raise ValueError(unknown("--metric: unknown metric", self.metric, FIGURES))
 
     @property
     def asks(self):
@@ -81,7 +81,7 @@ class Write(FinetuningTask):
     def suited(self, model_config):
         module = family_of(model_config).module(model_config, Program())
         if not isinstance(module, CausalDecoder | EncoderDecoder):
-            raise UserError(f"--from: a model of {name_of(model_config)} writes no texts; take one with a decoder")
+            raise UserError(f"--from: {name_of(model_config)} models cannot write text; use one with a decoder")
         return super().suited(model_config)
 
     def check(self, model_config, corpus, phase):
@@ -96,25 +96,25 @@ class Write(FinetuningTask):
         given = record.fields.get(self.target)
         targets = given if isinstance(given, list) else [given] if given is not None else []
         if given == []:
-            raise UserError(f"{record.where}: its list {self.target} is empty; give a target")
+            raise UserError(f"{record.where}: list {self.target} is empty; give a target")
         label = tuple(as_text(record, self.target, target) for target in targets) or None
         return Pair(record.where, self.prefix + as_text(record, self.input, record.fields[self.input]), label)
 
     def encode(self, examples, made, labels, length):
         room = length - 1 - (self.target_length if self.causal else 0)
         if room < 1:
-            raise UserError(f"--length {length}: leaves no room for inputs beside --target-length; give more")
+            raise UserError(f"--length {length}: leaves no room for inputs beside --target-length; raise it")
         encoder, told = Encoder(made.tokenizer), Told(list)
         inputs = encoder.tokens([one.text for one in examples])
         targets = encoder.tokens([one.label[0] if one.label else "" for one in examples])
         for one, text, target in zip(examples, inputs, targets, strict=True):
             if len(text) > room:
-                told[f"inputs with more than {room} tokens, which are cut"].append(one.where)
+                told[f"inputs longer than {room} tokens, which are cut"].append(one.where)
             if len(target) >= self.target_length:
-                told["targets with more than --target-length, which are cut"].append(one.where)
+                told["targets longer than --target-length, which are cut"].append(one.where)
         tell(told)
         if (end := text_end(made.special)) is None:
-            raise UserError("--from: its tokenizer has no eod or sep token, which has to end texts; take another")
+            raise UserError("--from: its tokenizer has no eod or sep token to end texts with; use another model")
         inputs = [text[:room] for text in inputs]
         targets = [np.append(target[: self.target_length - 1], end) for target in targets]
         is_known = np.array([one.label is not None for one in examples])
@@ -123,7 +123,7 @@ class Write(FinetuningTask):
         return self._encoded(inputs, targets, is_known, end, made.special["pad"])
 
     def _encoded(self, inputs: list, targets: list, is_known: np.ndarray, end: int, start: int) -> Rows:
-        """Rows that an encoder reads, with those of the decoder."""
+        """Return rows for the encoder, with the arrays of the decoder as columns."""
         padded = np.zeros((len(targets), self.target_length), np.int32)
         for row, target in zip(padded, targets, strict=True):
             row[: len(target)] = target
@@ -154,8 +154,8 @@ class Write(FinetuningTask):
 
 
 def _continued(inputs: list, targets: list, is_known: np.ndarray, delimiter: int) -> Rows:
-    """Rows of an input, the delimiter and a target, each token with the next one.   The column `inputs`: how many
-    tokens the first two have."""
+    """Return rows of input, delimiter and target, with the next token as the target of each token.   Column `inputs`:
+    number of tokens of input and delimiter."""
     rows = [np.concatenate([text, [delimiter], target]) for text, target in zip(inputs, targets, strict=True)]
     sizes = np.array([len(text) + 1 for text in inputs])
     weights = [

@@ -1,4 +1,4 @@
-"""`python -m pretrain export`: a model as Hugging Face folders."""
+"""`python -m pretrain export`: writes a model as Hugging Face folders."""
 
 import dataclasses
 import tempfile
@@ -10,7 +10,7 @@ from data_pipelines.cloud import cloud_errors, entries, in_cloud, local_folder, 
 from data_pipelines.command_line import Place
 from pretrain.commands.common import OfModel, import_models, parse_checked
 
-UNKNOWN = "unknown"  # the hub's name for a licence that nobody has stated
+UNKNOWN = "unknown"  # the Hugging Face name for an unspecified license
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,9 +20,9 @@ class Export(OfModel):
     to: Place
     """Folder to write."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights."""
+    """Data type of the weights."""
     license: str = UNKNOWN
-    """For the model card (README.md), as the Hugging Face hub names it, like apache-2.0 or cc-by-sa-4.0."""
+    """License for the model card (README.md), by its Hugging Face name, like apache-2.0 or cc-by-sa-4.0."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,8 +41,8 @@ def export_model(
     best_of: str | None = None,
     license_name: str = UNKNOWN,
 ) -> list[Path]:
-    """Write the model of a checkpoint, chosen as by `open_model`, a run's with a model card -> the folders that
-    transformers loads."""
+    """Write the model of a checkpoint, chosen as in `open_model`, and return the folders that transformers loads. A
+    run's export gets a model card."""
     from models.families.registry import family_of
     from pretrain.commands.model_card import write_card
     from pretrain.huggingface.export import check_replaceable, export
@@ -62,7 +62,7 @@ def export_model(
         with local_folder(opened.tokenizer_folder) as tokenizer:
             export(opened.params, opened.config, tokenizer, folder, dtype, identity, card if opened.run else None)
 
-    if in_cloud(to):  # folders cannot be renamed there: an earlier export is overwritten file by file
+    if in_cloud(to):  # folders cannot be renamed there, so an earlier export is overwritten file by file
         with cloud_errors(f"export --to {to}"), tempfile.TemporaryDirectory() as temporary:
             made = Path(temporary) / "export"
             write(made)

@@ -1,4 +1,4 @@
-"""The model card of an export, README.md: how the model was trained, on what, and how good it is."""
+"""Writes the model card (README.md) of an export: training, data and evaluation."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.opened import Opened
 
-# What a transformers class does, by the end of its name, as huggingface.co/tasks calls it
+# End of a transformers class name -> its task on huggingface.co/tasks
 TASKS = {
     "PreTraining": "fill-mask",
     "MaskedLM": "fill-mask",
@@ -30,9 +30,9 @@ TASKS = {
 
 
 def write_card(folder: Path, opened: Opened, architecture: str | None, license_name: str) -> None:
-    """Write the card and a picture of the learning curves into the folder of a run's export.
+    """Write the card and a plot of the learning curves into the folder of a run's export.
 
-    architecture: the transformers class, None where there is none.   license_name: as the hub has it, like apache-2.0.
+    architecture: the transformers class, None if there is none.   license_name: its Hugging Face name, like apache-2.0.
     """
     directory = RunDirectory(opened.source)
     known = _corpora(directory)
@@ -46,7 +46,7 @@ def write_card(folder: Path, opened: Opened, architecture: str | None, license_n
     if evaluations := [one for one in read_metrics(directory, "eval") if one["step"] <= opened.step]:
         figures = {name: f"{value:.5g}" for name, value in evaluations[-1].items() if name not in ("kind", "step")}
         step = evaluations[-1]["step"]
-        sections.append(f"## Evaluation\n\nHeld-out figures after step {step:,}.\n\n" + _table(figures))
+        sections.append(f"## Evaluation\n\nHeld-out metrics after step {step:,}.\n\n" + _table(figures))
     if any(read_metrics(directory, kind) for kind in ("train", "eval")):
         figure, marks, columns = curves([opened.source])
         add_legend(figure, marks, columns)
@@ -56,7 +56,7 @@ def write_card(folder: Path, opened: Opened, architecture: str | None, license_n
 
 
 def _corpora(directory: RunDirectory) -> dict[str, Corpus]:
-    """The run's corpora by name, as far as they are where they were."""
+    """Return the run's corpora by name; empty if one is no longer there."""
     try:
         return directory.open_corpora()
     except UserError:
@@ -64,7 +64,7 @@ def _corpora(directory: RunDirectory) -> dict[str, Corpus]:
 
 
 def _header(architecture: str | None, license_name: str, known: Mapping[str, Corpus]) -> str:
-    """What the hub sorts models by."""
+    """Return the metadata that the Hugging Face hub sorts models by."""
     from huggingface_hub import ModelCardData
 
     languages = {code for corpus in known.values() for code in _values(corpus, "languages")}
@@ -98,7 +98,7 @@ def _training(opened: Opened, directory: RunDirectory) -> dict[str, str]:
         names = ", ".join(dict.fromkeys(type(task.objective).__name__ for task in tasks))
         found[name] = f"steps {ends[number]:,} to {ends[number + 1]:,}, {phase}, {names}"
     found |= {"peak learning rate": f"{recipe.schedule.peak:g}", "seed": str(recipe.seed)}
-    found |= {"began with": Path(about["init_from"]).name} if about.get("init_from") else {}
+    found |= {"initial weights": Path(about["init_from"]).name} if about.get("init_from") else {}
     versions = about.get("versions", {})
     return found | {
         "hardware": about.get("device", "unknown"),
@@ -107,24 +107,24 @@ def _training(opened: Opened, directory: RunDirectory) -> dict[str, str]:
 
 
 def _data(directory: RunDirectory, known: Mapping[str, Corpus]) -> dict[str, str]:
-    """A line for each corpus, without the paths of the machine where it was."""
+    """Return a description of each corpus, without paths of the machine."""
     found = {}
     for name, path in corpora.named(directory.read_run()["corpus"]).items():
         title = Path(path).name if name == "" else f"{name}: {Path(path).name}"
-        found[title] = "no longer there when this was written"
+        found[title] = "not available when this card was written"
         if corpus := known.get(name):
             train, held_out = corpus.size("train"), corpus.size("heldout")
             found[title] = (
-                f"{train['documents']:,} documents, {train['tokens']:,} tokens; held out {held_out['documents']:,} "
-                f"documents; {corpus.vocab_size:,} tokens in the vocabulary"
+                f"{train['documents']:,} documents, {train['tokens']:,} tokens; {held_out['documents']:,} held-out "
+                f"documents; vocabulary of {corpus.vocab_size:,} tokens"
             )
             if sources := _values(corpus, "sources"):
-                found[title] += "; of " + ", ".join(source.rsplit("/")[-1] for source in sources)
+                found[title] += "; sources: " + ", ".join(source.rsplit("/")[-1] for source in sources)
     return found
 
 
 def _values(corpus: Corpus, field: str) -> list[str]:
-    """What a field of documents holds."""
+    """Return the values of a document field."""
     return corpus.manifest["fields"].get(field, {}).get("values", [])
 
 

@@ -1,4 +1,4 @@
-"""`python -m pretrain run`: trains a recipe, or goes on in the same work directory."""
+"""`python -m pretrain run`: trains a recipe, or resumes the run in the work directory."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.coordinator is None and not may_be_one_of_several():
         for path in named(options.corpus).values():
             if not is_remote(path):
-                Corpus(path)  # a mistaken one is said before the imports that follow, which take seconds
+                Corpus(path)  # report a wrong path before the imports below, which take seconds
     from pretrain.training.signals import stop_request
     from tpu.cluster import ending_together, join
     from tpu.compiled import keep_programs_whole
@@ -39,12 +39,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parse_run(arguments: Sequence[str]) -> tuple["Recipe", Options]:
-    """`bert-tiny --corpus DIR --workdir DIR --model.depth 3` -> the recipe with its changes, and the options."""
+    """Parse `bert-tiny --corpus DIR --workdir DIR --model.depth 3` into the changed recipe and the options."""
     usage = "python -m pretrain run bert-tiny --corpus DIR --workdir DIR"
     for index, argument in enumerate(arguments):
         if argument.split("=")[0].replace("_", "-") == "--model.vocab-size":
             given = " ".join(arguments[index : index + 1 + ("=" not in argument)])
             raise UserError(
-                f"{given}: the vocabulary is the corpus's; leave this out, and prepare the corpus with --vocab-size"
+                f"{given}: the corpus sets the vocabulary; leave this out, and prepare the corpus with --vocab-size"
             )
-    return parse_recipe(arguments, Options, usage, "Train {}, or go on in the same --workdir.")
+    return parse_recipe(arguments, Options, usage, "Train {}, or resume the run in --workdir.")

@@ -1,4 +1,4 @@
-"""Write parameters as Hugging Face folders: AutoTokenizer loads each, AutoModel where transformers has the class."""
+"""Writes parameters as Hugging Face folders for AutoTokenizer and, if transformers has the class, AutoModel."""
 
 import contextlib
 import hashlib
@@ -30,10 +30,10 @@ from pretrain.huggingface.tensors import Tensor, absent, architecture, fields_of
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
-LIMIT = 5_000_000_000  # bytes of a file's tensors, but for one that is larger
+LIMIT = 5_000_000_000  # maximum bytes of tensors in a file, except for a single larger tensor
 CARD, CURVES = "README.md", "curves.png"
 FILES = ("config.json", "generation_config.json", "added_tokens.json", WHOLE, INDEX, f"{CRF}.safetensors", CARD, CURVES)
-MARK = "export.json"  # says of which run an export is, and the hash of its card
+MARK = "export.json"  # identifies the run of an export, with the hash of its card
 VOCABULARY_FILES = ("vocab.txt", "vocab.json", "merges.txt")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *VOCABULARY_FILES)
 
@@ -51,11 +51,11 @@ def export(
 ) -> None:
     """Write the weights, in one file or several, config.json and the tokenizer's files for each part of the model.
 
-    params: nested dict of arrays.   config: the family's, whose vocab_size is the tokenizer's.
-    tokenizer_path: folder of Hugging Face tokenizer files.   dtype: of the weights.
+    params: nested dict of arrays.   config: the family's, with the tokenizer's vocab_size.
+    tokenizer_path: folder of Hugging Face tokenizer files.   dtype: data type of the weights.
     run: its identity.   folder: new, empty, or an earlier export of the same run, which is replaced as a whole.
-    write_card: writes README.md and its picture into a folder, given the class of the model that is at its top.
-    UserError for any other folder, and where it cannot be written; then the earlier export is untouched.
+    write_card: writes README.md and its plot into a folder, given the transformers class of the top-level model.
+    UserError for any other folder, or if it cannot be written; then the earlier export is untouched.
     """
     folder = Path(folder)
     parts = family_of(config).hf
@@ -68,7 +68,7 @@ def export(
     for part, model in parts.items():
         if architecture(config, part, params) is None:
             heads = ", ".join(heads_in(config, params)) or "none"
-            raise UserError(f"export --to {folder}: no class has this model's heads ({heads}); give another objective")
+            raise UserError(f"export --to {folder}: no class has this model's heads ({heads}); use another objective")
         if otherwise := model.otherwise(config, params.keys()):
             log.warning("export --to %s: in a %s %s", folder, architecture(config, part, params), "; ".join(otherwise))
     ids = token_ids(made)
@@ -79,15 +79,15 @@ def export(
         for part in sorted(parts, key=lambda part: parts[part].folder):
             target = partial / parts[part].folder
             target.mkdir(parents=True)
-            said = target / "config.json"
-            said.write_text(_json(config_fields(config, part, params, ids, dtype)), "utf-8")
+            config_file = target / "config.json"
+            config_file.write_text(_json(config_fields(config, part, params, ids, dtype)), "utf-8")
             lacks = absent(config, part, arrays)
             stored = {name: one for name, one in tensors(arrays, config, part).items() if name not in lacks}
-            _write_tensors(stored, target, jnp.dtype(dtype), said)
+            _write_tensors(stored, target, jnp.dtype(dtype), config_file)
             for head in heads_beside(config, params):
-                _save(dict(leaves(arrays[head])), target / f"{head}.safetensors", said)
-                alone = "export --to %s: Hugging Face has no class with a %s, and does without: it is in %s.safetensors"
-                log.warning(alone, folder, head, head)
+                _save(dict(leaves(arrays[head])), target / f"{head}.safetensors", config_file)
+                message = "export --to %s: transformers has no class with a %s and ignores it; it is in %s.safetensors"
+                log.warning(message, folder, head, head)
             for name in TOKENIZER_FILES:
                 if (tokenizer_path / name).exists():
                     shutil.copyfile(tokenizer_path / name, target / name)
@@ -107,9 +107,9 @@ def export(
 
 
 def _write_tensors(stored: Mapping[str, Tensor], folder: Path, dtype: np.dtype, mode_of: Path) -> None:
-    """Write tensors into one file, or several with an index; what one holds is copied in memory at a time.
+    """Write tensors into one file, or several with an index; only one file's tensors are copied in memory at a time.
 
-    mode_of: a file whose permissions these get: the library makes them for their owner alone.
+    mode_of: file whose permissions to copy, as the library lets only the owner read.
     """
 
     def size(tensor: Tensor) -> int:
@@ -129,7 +129,7 @@ def _write_tensors(stored: Mapping[str, Tensor], folder: Path, dtype: np.dtype, 
 def _save(arrays: Mapping[str, np.ndarray], file: Path, mode_of: Path) -> None:
     try:
         save_file(arrays, file, metadata={"format": "pt"})
-    except SafetensorError as error:  # what it says of a full disk
+    except SafetensorError as error:  # raised when the disk is full, for example
         raise OSError(str(error)) from error
     shutil.copymode(mode_of, file)
 
@@ -137,9 +137,9 @@ def _save(arrays: Mapping[str, np.ndarray], file: Path, mode_of: Path) -> None:
 def config_fields(
     config, part: str, names: Collection[str], ids: Mapping[str, int | None], dtype: str = "float32"
 ) -> dict:
-    """config.json of one part.   names: as of `architecture`.
+    """Return config.json of one part.   names: as in `architecture`.
 
-    ids: `token_ids`, also where null: transformers' defaults are others'.
+    ids: `token_ids`, with nulls too, as transformers would otherwise use defaults of other tokenizers.
     """
     model = family_of(config).hf[part]
     return {
@@ -153,7 +153,7 @@ def config_fields(
 
 
 def _labels(config) -> dict:
-    """How config.json names what a head for a task tells apart."""
+    """Return the fields of config.json that name the labels of a task's head."""
     labels = getattr(config, "labels", ())
     named = {"id2label": dict(enumerate(labels)), "label2id": {label: index for index, label in enumerate(labels)}}
     return named if labels else {}
@@ -168,15 +168,17 @@ def _hash(file: Path) -> str | None:
 
 
 def check_replaceable(folder: Path, run: str) -> None:
-    """UserError when the folder, local or gs://, holds anything but an earlier export of a run of this identity, and
-    when the command was given inside it."""
+    """Raise UserError if the folder, local or gs://, holds anything but an earlier export of a run of this identity, or
+    contains the current directory."""
     if not in_cloud(folder) and Path.cwd().is_relative_to(folder.resolve()):
-        raise UserError(f"export --to {folder}: you are in this folder, and an export replaces it; give a new folder")
+        raise UserError(f"export --to {folder}: the export would replace the current directory; give a new folder")
     inside = _check_only(folder, {model.folder for family in FAMILIES.values() for model in family.hf.values()} - {""})
     if not inside:
         return
     if MARK not in inside:
-        raise UserError(f"export --to {folder}: holds {inside[0]} and no {MARK}, so it is no export; give a new folder")
+        raise UserError(
+            f"export --to {folder}: holds {inside[0]} but no {MARK}, so it is not an export; give a new folder"
+        )
     mark = None
     with contextlib.suppress(ValueError):
         mark = json.loads((folder / MARK).read_bytes())
@@ -187,20 +189,20 @@ def check_replaceable(folder: Path, run: str) -> None:
 
 
 def _check_only(folder: Path, parts: set[str]) -> list[str]:
-    """The names of what the folder holds."""
+    """Return the names of the folder's entries. UserError if one does not belong to an export."""
     if is_file(folder):
         raise UserError(f"export --to {folder}: is a file; give a new folder")
     inside = sorted(entry.name for entry in entries(folder))
     known = (*FILES, *TOKENIZER_FILES, *parts, MARK)
     if foreign := [name for name in inside if name not in known and not SHARD.fullmatch(name)]:
-        raise UserError(f"export --to {folder}: holds {foreign[0]}, so it is no export; give a new folder")
+        raise UserError(f"export --to {folder}: holds {foreign[0]}, so it is not an export; give a new folder")
     for part in parts.intersection(inside):
         _check_only(folder / part, set())
     return inside
 
 
 def _replace(folder: Path, new: Path) -> None:
-    """Put the folder `new` in the place of `folder`; a power cut leaves the one or the other."""
+    """Replace `folder` by the folder `new`; a power cut leaves one or the other."""
     sync(new)
     previous = folder.with_name(f".{folder.name}.previous")
     shutil.rmtree(previous, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a run says of itself: lines and figures, to every sink: the screen, files of the work directory, trackers."""
+"""The log of a run: sends messages and metrics to the screen, files of the work directory and trackers."""
 
 import contextlib
 import datetime
@@ -31,22 +31,22 @@ from pretrain.storage.run_directory import RunDirectory, read_object, write_whol
 from pretrain.trackers import Sink, Tracker
 
 TRAINING = "training"
-HIDDEN = "gradient_norm", "learning_rate", "step_ms", "model_tflops_per_s"  # on the screen; the files have them
+HIDDEN = "gradient_norm", "learning_rate", "step_ms", "model_tflops_per_s"  # only in the files, not on the screen
 
 
 def line_of(kind: str, step: int, figures: Mapping[str, float]) -> str:
-    """All figures, for the log."""
+    """Format all metrics as a line of the log."""
     return f"{kind:>5} {step:>7}  " + "  ".join(f"{name} {value:.5g}" for name, value in figures.items())
 
 
 def short_line(kind: str, step: int, figures: Mapping[str, float], width: int | None = None) -> str:
-    """What to watch while a run trains, without HIDDEN figures and a loss that is the only term of another.
+    """Format metrics for the screen, without HIDDEN ones and without a loss term that equals the total loss.
 
-    width: of the terminal; the line is broken between figures where it is longer.
+    width: columns of the terminal; longer lines are broken between metrics.
     """
     losses = [name for name in figures if name.endswith("_loss")]
-    alone = losses if [figures[name] for name in losses] == [figures.get("loss")] else ()
-    shown = [_shown(name, value) for name, value in figures.items() if name not in (*HIDDEN, *alone)]
+    redundant = losses if [figures[name] for name in losses] == [figures.get("loss")] else ()
+    shown = [_shown(name, value) for name, value in figures.items() if name not in (*HIDDEN, *redundant)]
     lines, indent = [f"{kind:>5} {step:>7}"], " " * 13
     for text in shown:
         if width and len(lines[-1]) + len(text) + 2 > width:
@@ -62,7 +62,7 @@ def _shown(name: str, value: float) -> str:
 
 
 class Screen(Sink):
-    """On a terminal with a bar of `total` steps, of which `step` are done."""
+    """Prints to the screen; on a terminal with a progress bar of `total` steps, of which `step` are done."""
 
     def __init__(self, step: int, total: int):
         self.console = Console(highlight=False)
@@ -99,14 +99,14 @@ class Screen(Sink):
 
 
 class _Rate(ProgressColumn):
-    """Steps per second in the last half minute."""
+    """Shows steps per second over the last half minute."""
 
     def render(self, task: Task) -> Text:
         return Text(f"{task.speed:.3g}/s" if task.speed else "")
 
 
 class Files(Sink):
-    """metrics.jsonl and log.txt: every line is there at once, and after `sync` whatever happens to the machine."""
+    """Writes metrics.jsonl and log.txt, line by line; after `sync` the lines survive a crash of the machine."""
 
     def __init__(self, directory: RunDirectory):
         self.metrics, self.log = (path.open("a", buffering=1) for path in (directory.metrics, directory.log))
@@ -131,9 +131,9 @@ class Files(Sink):
 
 class TensorBoard(Sink):
     def __init__(self, folder: Path, step: int):
-        from tensorboardX import SummaryWriter  # imports torch where there is one, which takes seconds
+        from tensorboardX import SummaryWriter  # imports torch if installed, which takes seconds
 
-        # Its files are named by the second; a run that goes on within one has another step.
+        # File names contain the time in seconds; the step tells apart runs that resume within a second.
         self.events = SummaryWriter(str(folder), purge_step=step + 1, filename_suffix=f".{step}")
 
     def figures(self, kind, step, figures):
@@ -148,22 +148,22 @@ class TensorBoard(Sink):
 
 
 class Mirror(Sink):
-    """Files of a gs:// work directory that grow, which objects cannot: written here, uploaded as a whole.
+    """Growing files of a gs:// work directory. Objects cannot grow, so files are written locally and uploaded whole.
 
-    local: the work directory that they are written to.
+    local: the local work directory.
     """
 
     def __init__(self, directory: RunDirectory):
         self.temporary = tempfile.TemporaryDirectory()
         self.target, self.local = directory, RunDirectory(Path(self.temporary.name))
-        self.uploaded: dict[Path, int] = {}  # file -> its size then
+        self.uploaded: dict[Path, int] = {}  # file -> its size when uploaded
         for source, target in ((directory.metrics, self.local.metrics), (directory.log, self.local.log)):
             if is_file(source):
                 target.write_bytes(source.read_bytes())
                 self.uploaded[target] = target.stat().st_size
 
     def sync(self):
-        """Upload what has grown; UserError where that fails."""
+        """Upload the files that have grown; UserError if that fails."""
         with cloud_errors(f"--workdir {self.target.path}"):
             for file in self.local.path.rglob("*"):
                 size = file.stat().st_size
@@ -177,15 +177,15 @@ class Mirror(Sink):
 
 
 def _to_each(method: str) -> Callable:
-    def hand_on(self, *told):
+    def forward(self, *arguments):
         for sink in self.sinks:
-            getattr(sink, method)(*told)
+            getattr(sink, method)(*arguments)
 
-    return hand_on
+    return forward
 
 
 class Journal(Sink):
-    """Hands on to several sinks; of none, it is silent."""
+    """Forwards to several sinks; silent without sinks."""
 
     def __init__(self, sinks: Sequence[Sink] = ()):
         self.sinks = [*sinks]
@@ -197,7 +197,7 @@ class Journal(Sink):
             try:
                 sink.sync()
             except UserError as error:
-                self.say(f"{error}; tried again at the next checkpoint")
+                self.say(f"{error}; will retry at the next checkpoint")
 
     def close(self):
         with contextlib.ExitStack() as stack:
@@ -206,8 +206,8 @@ class Journal(Sink):
 
 
 def open_journal(directory: RunDirectory, step: int, total: int, track: Sequence[str] = ()) -> Journal:
-    """The journal of a run's first process; what an interrupted run wrote beyond `step`, its last checkpoint, is
-    dropped.   track: names of trackers."""
+    """Open the journal of a run's first process. Metrics that an interrupted run wrote after `step`, its last
+    checkpoint, are dropped.   track: names of trackers."""
     written_before = _entries(directory)
     if is_file(directory.metrics):
         write_whole(directory.metrics, "".join(line for line, entry in written_before if entry["step"] <= step))
@@ -218,16 +218,16 @@ def open_journal(directory: RunDirectory, step: int, total: int, track: Sequence
     sent = {(entry["kind"], entry["step"]) for _, entry in written_before}
     trackers = read_object(directory.trackers)
     if track and trackers is None:
-        journal.say(f"{directory.trackers}: is damaged; --track {' '.join(track)} begins a new run")
+        journal.say(f"{directory.trackers}: is damaged; --track {' '.join(track)} starts a new run")
     trackers = trackers or {}
     ids = {name: trackers.get(name) or secrets.token_hex(4) for name in track}
     if ids:
         write_whole(directory.trackers, json.dumps(trackers | ids) + "\n")
-    for name, known_as in ids.items():
+    for name, run_id in ids.items():
         about = {
             "project": os.environ.get(f"{name.upper()}_PROJECT", "pretrain"),
             "name": directory.path.absolute().name,
-            "id": known_as,
+            "id": run_id,
             "config": json.loads(directory.recipe.read_text()),
             "folder": Path(tempfile.gettempdir()) if in_cloud(directory.path) else directory.path,
         }
@@ -237,7 +237,7 @@ def open_journal(directory: RunDirectory, step: int, total: int, track: Sequence
 
 
 class Warnings(logging.Handler):
-    """A context in which warnings, shown as without it, also go to the log of the run that begins."""
+    """A context in which warnings are shown as usual and also go to the log of the run."""
 
     def __init__(self):
         super().__init__(logging.WARNING)
@@ -257,7 +257,7 @@ class Warnings(logging.Handler):
 
     @contextmanager
     def going_to(self, journal: Journal) -> Iterator[None]:
-        """What there was so far, and what there is in this context."""
+        """Write the warnings so far, and those inside this context, to a journal."""
         self._note = journal.note
         for line in self._waiting:
             journal.note(line)
@@ -268,17 +268,17 @@ class Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
-            logging.lastResort.handle(record)  # as without this one
+            logging.lastResort.handle(record)  # as without this handler
         self._note(record.getMessage())
 
 
 def read_metrics(directory: RunDirectory, kind: str) -> list[dict]:
-    """The measurements of one kind, in order of step."""
+    """Return the metrics of one kind, in order of step."""
     return [entry for _, entry in _entries(directory) if entry["kind"] == kind]
 
 
 def _entries(directory: RunDirectory) -> list[tuple[str, dict]]:
-    """(line, measurement) in order; a killed run may leave half a line at the end. UserError where one is none."""
+    """Return (line, metrics) in order, without an unfinished last line. UserError if a line is malformed."""
     if not is_file(directory.metrics):
         return []
     found = []
@@ -289,5 +289,5 @@ def _entries(directory: RunDirectory) -> list[tuple[str, dict]]:
             entry = json.loads(line)
             found.append((line, {"kind": entry["kind"], "step": int(entry["step"]), **entry}))
         except (ValueError, TypeError, KeyError):
-            raise UserError(f"{directory.metrics}: line {number} is no measurement; take it out") from None
+            raise UserError(f"{directory.metrics}: line {number} is not a metrics entry; remove it") from None
     return found

@@ -1,5 +1,5 @@
-"""What a model makes of one held-out row, printed at each evaluation: its masks filled, its text continued, or the
-target of its input written."""
+"""Samples that each evaluation prints: one held-out row with its masks filled, its text continued, or its target
+generated."""
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -25,13 +25,13 @@ from pretrain.training.evaluate import Evaluator, Evaluators
 from tpu.batches import on_host, place_rows
 from tpu.mesh import divided_by, mesh_shape
 
-TOKENS = 32  # of the row that are shown, and that are written
+TOKENS = 32  # number of tokens of the row to show, and to generate
 
 
 def sample(evaluators: Evaluators, params: Params, frozen: Params) -> str | None:
-    """The first held-out row with what the model predicts in it; None for a model that neither fills nor writes.
+    """Return the first held-out row with the model's predictions; None if the model neither fills masks nor generates.
 
-    params, frozen: of the model, on the evaluators' mesh. All processes call this together.
+    params, frozen: the model's, on the evaluators' mesh. All processes must call this together.
     """
     evaluator = next(iter(evaluators.of.values()))
     made, model = stored.load(evaluator.corpus.tokenizer_path), evaluator.stage.assembly.model
@@ -57,9 +57,9 @@ def sample(evaluators: Evaluators, params: Params, frozen: Params) -> str | None
 
 
 def _filled(evaluator: Evaluator, params: Params, row: Mapping[str, np.ndarray], made: Made) -> str:
-    """The row's first tokens; where one is predicted, the likeliest one, and the right one if that is another."""
+    """Return the row's first tokens as text; a predicted token also shows the right one if that differs."""
     model, mesh = evaluator.stage.assembly.model, evaluator.stage.mesh
-    copies = mesh_shape(mesh).batch_parts  # as the mesh cuts the batch
+    copies = mesh_shape(mesh).batch_parts  # one row for each shard of the batch
     batch = {name: np.repeat(array, copies, axis=0) for name, array in row.items()}
     placed = place_rows(batch, np.arange(copies), copies, mesh)
     with divided_by(mesh):
@@ -72,12 +72,12 @@ def _filled(evaluator: Evaluator, params: Params, row: Mapping[str, np.ndarray],
 
 @partial(jax.jit, static_argnums=0)
 def _likeliest(model: nn.Module, params: Params, inputs: Inputs, slots: Array) -> Array:
-    """i32[rows, n], the likeliest tokens at slots i32[rows, n]."""
+    """Return the likeliest tokens i32[rows, n] at slots i32[rows, n]."""
     return log_probabilities(model, params, inputs, slots).argmax(-1).reshape(slots.shape)
 
 
 def _text(made: Made, tokens: Sequence[int], predicted: Mapping[int, tuple[int, int]]) -> str:
-    """Tokens as text.   predicted: by place the likeliest token and the right one."""
+    """Decode tokens.   predicted: position -> (likeliest token, right token)."""
     special, parts, begin = {*made.special.values()}, [], 0
     for place in sorted(predicted):
         if place < len(tokens):

@@ -80,12 +80,16 @@ def test_tokens_of_answers_are_those_that_any_of_their_characters_are_in(made):
 def test_what_is_cut_or_lost_is_counted_and_what_has_no_room_is_named(made, caplog):
     Answer(max_question_tokens=1).encode([asked("a b c d e f g"), asked("a")], made, (), 10)
     assert [record.getMessage() for record in caplog.records] == [
-        "questions with more than --max-question-tokens, which are cut: 2, the first of F, question q",
-        "answers that no window has whole, which count as none in the loss: 1, the first of F, question q",
+        "questions longer than --max-question-tokens, which are cut: 2, the first is F, question q",
+        "answers that no window contains whole, which count as no answer in the loss: 1, the first is F, question q",
     ]
     for task, length, message in (
-        (Answer(stride=7), 11, "--stride 7: skips some of the passage of F, question q, of which a row of 11 has 6"),
-        (Answer(), 6, "--length 6: leaves no room for the passage of F, question q; give more"),
+        (
+            Answer(stride=7),
+            11,
+            "--stride 7: skips tokens of the passage of F, question q, of which a row of 11 holds 6",
+        ),
+        (Answer(), 6, "--length 6: leaves no room for the passage of F, question q; raise it"),
     ):
         with pytest.raises(Exception, match=message):
             task.encode([asked("a")], made, (), length)
@@ -116,13 +120,11 @@ def test_wrong_offsets_move_to_the_nearest_place_and_are_counted(tmp_path, caplo
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
         (
             logging.WARNING,
-            f"answers that are not where their files say, which move to the nearest places: 3, the first of {file}, "
-            "question q0",
+            f"answers not at their answer_start, which move to the nearest match: 3, the first is {file}, question q0",
         ),
         (
             logging.WARNING,
-            f"answers nowhere in their passages, where others to the same question are: 1, the first of {file}, "
-            "question q2",
+            f"answers not in their passages, skipped as the question has others: 1, the first is {file}, question q2",
         ),
     ]
     unsaid = squad_file(tmp_path, [("ab", "what", {}), ("ab", "what", answers((0, "")))])
@@ -134,17 +136,20 @@ def of_one(**fields):
 
 
 BAD = [
-    ('{"data": [\n}', "q.json, line 2: is not JSON (Expecting value); give a file as SQuAD's"),
+    ('{"data": [\n}', "q.json, line 2: is not JSON (Expecting value); give a file in SQuAD's format"),
     ("[]", "q.json: has no list 'data'; give data, paragraphs, context, qas as SQuAD's files do"),
-    ('{"data": []}', "q.json: has no question; give another file"),
+    ('{"data": []}', "q.json: has no questions; give another file"),
     ('{"data": [{}]}', "q.json, data[0]: has no list 'paragraphs'; give"),
-    ('{"data": [{"paragraphs": [{"qas": []}]}]}', "q.json, data[0].paragraphs[0]: has no text 'context'; give it one"),
-    (of_one(question="x"), "q.json, data[0].paragraphs[0].qas[0]: has no text 'id'; give it one"),
-    (of_one(id="x"), "q.json, question x: has no text 'question'; give it one"),
+    ('{"data": [{"paragraphs": [{"qas": []}]}]}', "q.json, data[0].paragraphs[0]: has no text 'context'; add one"),
+    (of_one(question="x"), "q.json, data[0].paragraphs[0].qas[0]: has no text 'id'; add one"),
+    (of_one(id="x"), "q.json, question x: has no text 'question'; add one"),
     (of_one(id="x", question="y"), "q.json, question x: has no answer; give `answers`, or is_impossible"),
-    (of_one(id="x", question="y", answers="a"), "q.json, question x: its answers are no list; give one"),
+    (of_one(id="x", question="y", answers="a"), "q.json, question x: answers is not a list; give one"),
     (of_one(id="x", question="y", answers=[{"text": "a"}]), "q.json, question x: has an answer without a number"),
-    (of_one(id="x", question="y", **answers((0, "c"))), "question x: its answer 'c' is nowhere in its context; mend"),
+    (
+        of_one(id="x", question="y", **answers((0, "c"))),
+        "question x: its answer 'c' does not occur in its context; correct",
+    ),
 ]
 
 
@@ -237,7 +242,7 @@ def test_the_best_window_answers_and_none_where_its_score_is_far_above(made):
     assert [one["text"] for one in never.answers(examples, rows, outputs, ())] == ["f g", "e f"]
     assert dataclasses.replace(task, threshold=0.5).chosen(figures).threshold == 0.5
     assert never.written(found[:1], ".json") == '{"q": "f g"}\n'
-    with pytest.raises(Exception, match="several questions have one id; give a file that ends in .jsonl"):
+    with pytest.raises(Exception, match="several questions have the same id; give a file that ends in .jsonl"):
         never.written(found, ".json")
 
 
@@ -300,7 +305,7 @@ def test_a_run_answers_a_file_as_its_export_does_in_transformers(made, tmp_path,
     assert "threshold" in best and "threshold" not in said and "unanswered_f1" in said
     assert [*json.loads(out.read_text())] == [f"q{number}" for number in range(8)]
     assert main(["eval", str(tmp_path / "run"), "--test", str(file), "--predictions", str(out), "--top", "3"]) == 2
-    assert "--top 3: is of answers to questions, in --predictions that end in .jsonl" in capsys.readouterr().err
+    assert "--top 3: needs a run on answer and --predictions with a name that ends in .jsonl" in capsys.readouterr().err
     assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "hf")]) == 0
     load = transformers.AutoModelForQuestionAnswering.from_pretrained
     _, info = load(tmp_path / "hf", output_loading_info=True)

@@ -124,12 +124,15 @@ def test_choices_are_columns_or_a_list_and_labels_numbers_or_letters(tmp_path):
 BAD = [
     ({"text": "a", "choices": ["x"], "label": 0}, "line 1: has 1 choice; give 2 or more"),
     ({"text": "a", "choices": "x", "label": 0}, "line 1: has 1 choice; give 2 or more"),
-    ({"text": "a", "choices": ["x", "y"], "label": 2}, "label=2 is none of its choices, 0 or A to 1 or B; mend it"),
-    ({"text": "a", "choices": ["x", "y"], "label": "x y"}, "label='x y' is none of its choices"),
-    ({"text": "a", "choices": ["x", "y"], "label": [0, 1]}, "names 2 right choices; say one; or with --ranking"),
-    ({"text": "a", "choices": ["x", "y"], "label": []}, "label=[] names 0 right choices; say which"),
-    ({"text": "a", "choices": ["x", "y"]}, "line 1: has no label; it has text, choices"),
-    ({"text": "a", "choices": ["x", None], "label": 0}, "line 1: choices has None in place of a text; mend it"),
+    (
+        {"text": "a", "choices": ["x", "y"], "label": 2},
+        "label=2 is not one of the choices, 0 or A to 1 or B; correct it",
+    ),
+    ({"text": "a", "choices": ["x", "y"], "label": "x y"}, "label='x y' is not one of the choices"),
+    ({"text": "a", "choices": ["x", "y"], "label": [0, 1]}, "names 2 right choices; give one, or add --ranking"),
+    ({"text": "a", "choices": ["x", "y"], "label": []}, "label=[] names 0 right choices; give one"),
+    ({"text": "a", "choices": ["x", "y"]}, "line 1: has no label, but has text, choices"),
+    ({"text": "a", "choices": ["x", None], "label": 0}, "line 1: choices=None is not a text; correct it"),
 ]
 
 

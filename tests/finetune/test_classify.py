@@ -92,9 +92,9 @@ def test_features_stand_beside_the_finetuned_run(trained, begun, tmp_path, capsy
     usual = max(["no", "yes"], key=train.count)
     assert float(lines[0][1]) == pytest.approx(dev.count(usual) / len(dev))
     for given, message in (
-        (["--text", "second", "first"], f"--finetuned {trained}: tells other things (no, yes) than --train"),
-        (["--text", "first", "second", "--task", "rte"], "--task: this run has no rte"),
-        (["--text", "first", "--label-column", "2"], "--label-column: is of words, --text of texts"),
+        (["--text", "second", "first"], f"--finetuned {trained}: has other labels or columns (no, yes) than --train"),
+        (["--text", "first", "second", "--task", "rte"], "--task: this run has no task rte"),
+        (["--text", "first", "--label-column", "2"], "--label-column: is for words, but --text is for texts"),
     ):
         assert main([*asked, *given]) == 2
         assert message in capsys.readouterr().err
@@ -121,18 +121,18 @@ def test_a_run_does_not_go_on_with_other_examples(trained, begun, tmp_path, caps
     lines = (begun / "dev.tsv").read_text().splitlines(keepends=True)
     (tmp_path / "dev.tsv").write_text("".join(lines[:-1]))
     assert main([*arguments(begun, trained), "--dev", str(tmp_path / "dev.tsv")]) == 2
-    assert f"--workdir {trained}: was begun with other examples" in capsys.readouterr().err
+    assert f"--workdir {trained}: its run began with other examples" in capsys.readouterr().err
 
 
 def test_a_run_does_not_go_on_from_other_weights(trained, begun, capsys):
     assert main([*arguments(begun, trained), "--from-scratch"]) == 2
-    assert f"--workdir {trained}: was begun with {begun / 'from'}, not with random weights" in capsys.readouterr().err
+    assert f"--workdir {trained}: its run began with {begun / 'from'}, not random weights" in capsys.readouterr().err
 
 
 def test_a_run_does_not_go_on_with_other_options(trained, begun, capsys):
     assert main([*arguments(begun, trained), "--peak", "0.1", "--label-smoothing", "0.5"]) == 2
     changes = "(--label-smoothing 0.0, now 0.5; --peak 0.01, now 0.1)"
-    assert f"--workdir {trained}: was begun with other options {changes}; give these" in capsys.readouterr().err
+    assert f"--workdir {trained}: its run began with other options {changes}; give these" in capsys.readouterr().err
 
 
 def test_a_run_does_not_go_on_where_what_it_began_with_was_trained_anew(trained, begun, capsys):
@@ -141,7 +141,7 @@ def test_a_run_does_not_go_on_where_what_it_began_with_was_trained_anew(trained,
     about.write_text(before.replace('"commit_timestamp_nsecs": 1', '"commit_timestamp_nsecs": 2'))
     assert main(arguments(begun, trained)) == 2
     about.write_text(before)
-    said = f"--from {begun / 'from'}: has other weights than those with which --workdir {trained} was begun; restore"
+    said = f"--from {begun / 'from'}: its weights are not those that the run in --workdir {trained} began with; restore"
     assert said in capsys.readouterr().err
 
 
@@ -235,15 +235,18 @@ def test_windows_of_a_text_answer_together(windows, labels, first):
 
 BAD = [
     ("first\tsecond\tfirst\na\tb\tyes\n", "train.tsv, line 1: has two columns 'first'; rename one of them"),
-    ("first\tlabel\na\tyes\nb\tno\n", "train.tsv, line 2: has no second; it has first, label; name others with --text"),
-    ("first\tsecond\tlabel\na\tb\n", "train.tsv, line 2: has 2 columns, the first line 3"),
-    ("first\tsecond\tlabel\n", "train.tsv: has no record; give another file"),
+    (
+        "first\tlabel\na\tyes\nb\tno\n",
+        "train.tsv, line 2: has no second, but has first, label; name columns with --text",
+    ),
+    ("first\tsecond\tlabel\na\tb\n", "train.tsv, line 2: has 2 columns, but the first line has 3"),
+    ("first\tsecond\tlabel\n", "train.tsv: has no records; give another file"),
     (
         "first\tsecond\tlabel\na\tb\tyes\n",
-        "--train: all of its rows have label='yes'; give",
+        "--train: all rows have label='yes'; give",
     ),
-    ("first\tsecond\tlabel\na\tb\tyes\na\tb\t\n", "train.tsv, line 3: its label is empty; give it one"),
-    (b"first\tsecond\tlabel\na\xff\tb\tyes\n", "train.tsv: is no UTF-8 at byte"),
+    ("first\tsecond\tlabel\na\tb\tyes\na\tb\t\n", "train.tsv, line 3: label is empty; give it a value"),
+    (b"first\tsecond\tlabel\na\xff\tb\tyes\n", "train.tsv: is not UTF-8 at byte"),
 ]
 
 
@@ -263,7 +266,7 @@ def test_spaces_make_no_other_label(tmp_path):
 
 def test_a_number_that_is_none_is_not_left_out(tmp_path):
     write(tmp_path / "dev.tsv", [("a", "b", "nan")])
-    with pytest.raises(UserError, match="dev.tsv, line 2: label='nan' is no number; mend it"):
+    with pytest.raises(UserError, match="dev.tsv, line 2: label='nan' is not a number; correct it"):
         Classify(text=("first",), regression=True).read(tmp_path / "dev.tsv")
 
 

@@ -335,7 +335,7 @@ def test_scores_go_on_by_the_names_of_labels_that_the_source_knows(labels, place
             np.testing.assert_array_equal(of_folder[name], array[..., places])
 
 
-@pytest.mark.parametrize(("family", "said"), [("gpt", "for tasks are classifier"), ("t5", "it has none for tasks")])
+@pytest.mark.parametrize(("family", "said"), [("gpt", "for tasks are classifier"), ("t5", "it has no heads for tasks")])
 def test_a_head_that_a_model_has_not_is_said_with_those_that_it_has(family, said):
     with pytest.raises(UserError, match=f"--from here: {family} has no head 'spans'.*{said}; take another model"):
         check_heads("here", FAMILIES[family].sizes["tiny"], [SimpleNamespace(asks=(SPANS,))])

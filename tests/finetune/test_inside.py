@@ -114,9 +114,9 @@ def test_attention_of_a_text_is_drawn_with_a_line_for_each_head(begun, tmp_path,
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     assert len(lines) == 2 and out.stat().st_size
     assert main(["attention", str(begun / "from"), "--text", "a", "--trees", "b", "--out", str(out)]) == 2
-    assert "--text: or --trees says what is read; give one of the two" in capsys.readouterr().err
+    assert "--text: give either this or --trees" in capsys.readouterr().err
     assert main(["attention", str(begun / "from"), "--text", "a", "b", "c", "--out", str(out)]) == 2
-    assert "--text: are 3 texts; give one or two" in capsys.readouterr().err
+    assert "--text: has 3 texts; give one or two" in capsys.readouterr().err
 
 
 def test_figures_of_heads_are_those_of_their_shares():

@@ -103,7 +103,7 @@ def test_several_tasks_share_a_trunk_and_have_scores_of_their_own(begun, tasks, 
     size = ["--batch-size", "8", "--length", "16", "--epochs", "1", "--peak", "1e-2"]
     places = ["--from", str(begun / "from"), "--tasks", str(tasks), "--workdir", str(tmp_path / "run")]
     assert main(["several", *places, *size]) == 0
-    assert "alike.json: batch_size, epochs, length, peak of a run alone have no effect here" in caplog.text
+    assert "alike.json: run options (batch_size, epochs, length, peak) have no effect here" in caplog.text
     last = read_metrics(RunDirectory(tmp_path / "run"), "eval")[-1]
     assert {"alike/accuracy", "numbers/pearson"} <= last.keys()
     assert last["score"] == pytest.approx((last["alike/score"] + last["numbers/score"]) / 2)

@@ -31,9 +31,9 @@ def test_the_word_in_the_same_context_is_nearest_and_marked(asked, capsys):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--context", "te Kilo po"], "--word mu: is not in --context 'te Kilo po'; give a context with it"),
+        (["--context", "te Kilo po"], "--word mu: does not occur in --context 'te Kilo po'; give a context with it"),
         (["--layer", "2"], "--layer 2: "),
-        (["--context", "te " * 20 + "mu", "--length", "8"], "has no piece in the first --length 8 tokens"),
+        (["--context", "te " * 20 + "mu", "--length", "8"], "is not in the first --length 8 tokens"),
     ],
 )
 def test_what_cannot_be_looked_for_is_an_error(asked, given, message, capsys):

@@ -83,7 +83,7 @@ def test_a_causal_row_ends_each_text_and_the_longer_one_is_cut(made, caplog):
     text, other, end = "a b a a", "b " * 9, made.special["eod"]
     assert end == 3  # a further token, where none ends texts
     (one, both) = encoded(made, [(text,), (text, other)], ["here", "there"], 10, causal=True)
-    said = "texts with more than --length 10 tokens, which are cut: 1, the first of there"
+    said = "texts longer than --length 10 tokens, which are cut: 1, the first is there"
     assert [record.getMessage() for record in caplog.records] == [said]
     assert one == ([1, 2, 1, 1, end], [0] * 5, 4)
     assert both == ([1, 2, 1, 1, end, 2, 2, 2, 2, end], [0] * 10, 9)
@@ -97,11 +97,11 @@ def test_windows_of_a_text_overlap_and_leave_nothing_out(made, caplog):
     assert np.split(rows.tokens, rows.starts[1:-1])[0].tolist() == [*whole[:4], end]
     assert rows.tokens[5:].tolist() == [*whole[3:], end, 2, end]
     assert [rows.columns[name].tolist() for name in ("text", "labels", "place")] == [[0, 0, 1], [0, 0, 1], [4, 4, 1]]
-    said = "texts with more than --length 5 tokens, which are read in windows: 1, the first of there"
+    said = "texts longer than --length 5 tokens, which are split into windows: 1, the first is there"
     assert [record.getMessage() for record in caplog.records] == [said]
     halves = dataclasses.replace(task, stride=0).encode(examples, made, ("x", "y"), 5)
     assert halves.lengths.tolist() == [5, 5, 4, 2]
-    with pytest.raises(UserError, match="--length 5: has room for 4 tokens of a text, and --stride is 5; give"):
+    with pytest.raises(UserError, match="--length 5: fits 4 tokens of a text, but --stride is 5; raise"):
         dataclasses.replace(task, stride=5).encode(examples, made, ("x", "y"), 5)
 
 
@@ -133,13 +133,13 @@ def test_a_blank_line_between_records_of_one_column_is_not_left_out(suffix, tmp_
 def test_what_is_no_number_is_missing_and_a_list_is_no_text(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "a", "label": NaN}\n')
-    with pytest.raises(UserError, match="line 1: has no label; it has text"):
+    with pytest.raises(UserError, match="line 1: has no label, but has text"):
         records(file, {"text": "--text", "label": "--label"})
     (record,) = records(file, {"text": "--text"})
     assert record.fields["label"] is None
     assert [as_text(record, "text", value) for value in ("a", 1, "")] == ["a", "1", ""]
     for value in (None, float("nan"), ["a"], {"a": 1}):
-        with pytest.raises(UserError, match="line 1: text has .* in place of a text; mend it"):
+        with pytest.raises(UserError, match="line 1: text=.* is not a text; correct it"):
             as_text(record, "text", value)
 
 

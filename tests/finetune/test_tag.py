@@ -60,7 +60,7 @@ def test_a_run_with_a_crf_answers_each_word_and_goes_to_transformers_without_it(
     run, out, hf = tmp_path / "run", tmp_path / "out.jsonl", tmp_path / "hf"
     at_the_end = ["--eval-every", "99", "--checkpoint-every", "99"]
     assert main(arguments("--crf", *at_the_end)) == 0
-    assert "sentences are longer than --length: each is cut into rows" in caplog.text
+    assert "sentences are longer than --length: each is split into rows" in caplog.text
     (best,) = read_metrics(RunDirectory(run), "eval")
     assert best["score"] == best["f1"] > 0.5
     assert main(["eval", str(run), "--test", str(files / "dev.conll"), "--predictions", str(out)]) == 0
@@ -72,7 +72,7 @@ def test_a_run_with_a_crf_answers_each_word_and_goes_to_transformers_without_it(
     assert np.mean(right) == pytest.approx(best["accuracy"])
     for _ in range(2):  # an export of the same run is replaced
         assert main(["export", str(run), "--to", str(hf)]) == 0
-    assert "Hugging Face has no class with a crf" in caplog.text
+    assert "transformers has no class with a crf" in caplog.text
     assert load_file(hf / "crf.safetensors")["kernel"].shape == (4, 4)
     load = transformers.AutoModelForTokenClassification.from_pretrained
     model, info = load(hf, output_loading_info=True)
@@ -165,18 +165,21 @@ def test_columns_may_be_others_and_tags_may_be_missing(tmp_path):
 
 
 BAD = {
-    "a.conll": ("the DT O\ncat NN\n", "a.conll, line 2: has 2 columns, those before have 3; mend it"),
-    "b.conll": ("the\ncat\n", "b.conll, line 1: 'the' has no tag; give each word one"),
-    "c.conll": ("\n\n", "c.conll: has no sentence; give another file"),
-    "d.conll": ("the\tO\n\tO\n", "d.conll, line 2: has no word in column 1 and its tag in column 2; mend it"),
-    "a.tsv": ("text_a\tlabel\na\2b\tO\n", "a.tsv, line 2: has 2 words and 1 tags; give each word one"),
-    "a.jsonl": ('{"words": ["a"], "tags": ["O", "O"]}', "a.jsonl, line 1: has 1 words and 2 tags; give each word one"),
-    "b.jsonl": ('{"words": "a", "tags": ["O"]}', "b.jsonl, line 1: words='a' is no list of one or more; give one"),
+    "a.conll": ("the DT O\ncat NN\n", "a.conll, line 2: has 2 columns, but earlier lines have 3; correct it"),
+    "b.conll": ("the\ncat\n", "b.conll, line 1: 'the' has no tag; give each word a tag"),
+    "c.conll": ("\n\n", "c.conll: has no sentences; give another file"),
+    "d.conll": ("the\tO\n\tO\n", "d.conll, line 2: needs a word in column 1 and its tag in column 2; correct it"),
+    "a.tsv": ("text_a\tlabel\na\2b\tO\n", "a.tsv, line 2: has 2 words and 1 tags; give each word a tag"),
+    "a.jsonl": (
+        '{"words": ["a"], "tags": ["O", "O"]}',
+        "a.jsonl, line 1: has 1 words and 2 tags; give each word a tag",
+    ),
+    "b.jsonl": ('{"words": "a", "tags": ["O"]}', "b.jsonl, line 1: words='a' is not a non-empty list; give one"),
     "c.jsonl": (
         '{"tokens": ["a"], "tags": ["O"]}',
-        "c.jsonl, line 1: has no words; it has tokens, tags; name others with --words",
+        "c.jsonl, line 1: has no words, but has tokens, tags; name columns with --words",
     ),
-    "e.conll": ("the\tO\na\tO\n", "--train: all of its words have the tag O; give two tags or more"),
+    "e.conll": ("the\tO\na\tO\n", "--train: all words have the tag O; give at least two tags"),
 }
 
 
@@ -225,7 +228,7 @@ def test_all_pieces_may_be_trained_and_a_word_without_any_is_outside_and_counted
     (tmp_path / "a.tsv").write_text("judgementses\tB-X\n\u200b\tB-X\nthe\tO\n")
     examples = Tag().read(tmp_path / "a.tsv")
     first, every = (Tag(pieces=pieces).encode(examples, made, labels, 32) for pieces in ("first", "all"))
-    assert "a.tsv: 1 words have no piece in this vocabulary, the first one in line 2" in caplog.text
+    assert "a.tsv: 1 words have no piece in this vocabulary, the first in line 2" in caplog.text
     assert first.of_tokens["labels"].tolist().count(0) == 1 < every.of_tokens["labels"].tolist().count(0)
     said = [np.zeros(len(first.tokens), np.int32)]
     (answer,) = Tag().answers(examples, first, {"tags": said}, labels)

@@ -14,14 +14,18 @@ FILES = {"train": "train.tsv", "dev": "dev.tsv"}
     ("name", "content", "message"),
     [
         ("a.json", "{", "a.json: cannot be read"),
-        ("a.json", json.dumps({"task": "classify"}), "a.json: is no task; give an object with task, train, dev"),
+        ("a.json", json.dumps({"task": "classify"}), "a.json: is not a task; give an object with task, train, dev"),
         (
             "a.json",
             json.dumps({"task": "tag", **FILES, "dev": "x.tsv"}),
             "a.json: dev is .*x.tsv, which does not exist",
         ),
-        ("a.json", json.dumps({"task": "tag", **FILES, "seed": 1}), "a.json: has seed, which the command says for all"),
-        ("a:b.json", json.dumps({"task": "tag", **FILES}), "a:b.json: its name is that of the task, and has no colon"),
+        (
+            "a.json",
+            json.dumps({"task": "tag", **FILES, "seed": 1}),
+            "a.json: sets seed, which the command sets for all",
+        ),
+        ("a:b.json", json.dumps({"task": "tag", **FILES}), "a:b.json: a task's name must not contain a colon"),
         ("a.txt", "{}", "has no .json file; give a folder with one for each task"),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_line_of_a_relation_has_the_best_of_all_heads_and_offsets(model, tmp_p
     file, given = write(tmp_path / "trees.conllu", [*SHORT, LONG]), ("--cases", "3", "--length", "30")
     assert main(["attention", "run", "--trees", str(file), "--out", str(out), *given]) == 0
     assert "left out: 1 words of relations with fewer than --cases 3" in (printed := capsys.readouterr().out)
-    assert "left out: 1 words not in one row with their heads" in printed
+    assert "left out: 1 words not in the same row as their heads" in printed
     names, *lines = (line.split("\t") for line in out.read_text().splitlines())
     found = [dict(zip(names, line, strict=True)) for line in lines]
     cut = [LONG[:3], [("a", 0, ""), ("c", 1, "x")]]
@@ -95,8 +95,8 @@ def test_a_line_of_a_relation_has_the_best_of_all_heads_and_offsets(model, tmp_p
 @pytest.mark.parametrize(
     ("sentences", "given", "message"),
     [
-        ([[("a", 3, "x"), ("c", 0, "root")]], [], "line 1: '3' is no number of a word of the sentence"),
-        ([[("a", 0, "root")]], [], "--trees: has no word in one row with its head"),
+        ([[("a", 3, "x"), ("c", 0, "root")]], [], "line 1: head '3' is not a word of the sentence"),
+        ([[("a", 0, "root")]], [], "--trees: no word is in the same row as its head"),
         (SHORT, ["--cases", "90"], "--cases 90: "),
     ],
 )

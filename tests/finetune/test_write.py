@@ -66,14 +66,14 @@ def test_an_encoder_reads_inputs_and_a_decoder_targets_with_their_ends(made, cap
     assert batch["weights"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]]
     assert batch["decoder_segments"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]]
     assert [record.getMessage() for record in caplog.records] == [
-        "inputs with more than 3 tokens, which are cut: 1, the first of F, line 1",
-        "targets with more than --target-length, which are cut: 1, the first of F, line 2",
+        "inputs longer than 3 tokens, which are cut: 1, the first is F, line 1",
+        "targets longer than --target-length, which are cut: 1, the first is F, line 2",
     ]
 
 
 def test_a_tokenizer_in_which_nothing_ends_texts_is_an_error(made):
     without = made._replace(special={"pad": 0})
-    with pytest.raises(Exception, match="--from: its tokenizer has no eod or sep token, which has to end texts"):
+    with pytest.raises(Exception, match="--from: its tokenizer has no eod or sep token to end texts with"):
         task_of("t5").encode(PAIRS, without, (), 8)
 
 
@@ -83,7 +83,7 @@ def test_a_decoder_goes_on_after_the_delimiter_and_learns_the_target_alone(made)
     assert shown(made, batch["targets"]) == ["bc[Sef[S--", "[Sghi[S---", "k[S[S-----"]
     assert batch["weights"].tolist()[:2] == [[0, 0, 0, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0, 0, 0]]
     assert not batch["weights"][2].any()
-    with pytest.raises(Exception, match="--length 5: leaves no room for inputs beside --target-length; give more"):
+    with pytest.raises(Exception, match="--length 5: leaves no room for inputs beside --target-length; raise it"):
         batch_of(task_of("gpt2"), PAIRS, made, 5)
 
 
@@ -130,11 +130,11 @@ def test_files_have_a_target_or_several_and_models_are_compared_by_the_metric_th
     assert figures["score"] == figures["F1"] == pytest.approx((2 / 3 + 1) / 2) and figures["exact_match"] == 0.5
     assert [one.label for one in Write(target="other").read(file, is_labelled=False)] == [None, None]
     file.write_text('{"input": "a", "target": []}\n')
-    with pytest.raises(Exception, match="a.jsonl, line 1: its list target is empty; give a target"):
+    with pytest.raises(Exception, match="a.jsonl, line 1: list target is empty; give a target"):
         task.read(file)
-    with pytest.raises(ValueError, match="--metric: there is no bleu; use one of BLEU, F1"):
+    with pytest.raises(ValueError, match="--metric: unknown metric bleu; use one of BLEU, F1"):
         Write(metric="bleu")
-    with pytest.raises(Exception, match="--from: a model of bert writes no texts; take one with a decoder"):
+    with pytest.raises(Exception, match="--from: bert models cannot write text; use one with a decoder"):
         Write().suited(tiny.BERT)
 
 

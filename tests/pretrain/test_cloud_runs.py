@@ -168,7 +168,7 @@ def test_what_has_grown_is_uploaded_once_and_what_fails_is_said_and_made_up_for(
     bucket.refuse = 403, "not now"
     writer.sync()
     said = capsys.readouterr().out
-    assert "--workdir gs://bucket/runs/a: no access" in said and "tried again at the next checkpoint" in said
+    assert "--workdir gs://bucket/runs/a: no access" in said and "will retry at the next checkpoint" in said
     bucket.refuse = None
     writer.sync()
     assert read_metrics(directory, "train") == [{"kind": "train", "step": 1, "loss": 1.0}]

@@ -77,7 +77,7 @@ MISTAKES = {
     "beyond float32": (["--optimizer.decay", "1e300"], "optimizer.decay=1e+300: must be at least 0 and below 3.4e+38"),
     "no value": (["--mesh", ""], "--mesh: is given no value; give one, or leave it out"),
     "workers without end": (["--workers", 1000000], "--workers 1000000: must be at least 0 and at most 256"),
-    "vocabulary": (["--model.vocab-size", 100], "--model.vocab-size 100: the vocabulary is the corpus's; leave"),
+    "vocabulary": (["--model.vocab-size", 100], "--model.vocab-size 100: the corpus sets the vocabulary; leave"),
     "process": (["--processes", 2, "--process", 2], "--process 2: must be below --processes 2"),
     "dtype": (["--dtype", "float16"], "--dtype='float16': use one of float32, bfloat16"),
     "attention": (["--attention", "xls"], "--attention: unknown attention xls; did you mean xla"),

@@ -93,7 +93,7 @@ def test_the_folder_that_one_is_in_is_not_replaced(tmp_path, monkeypatch):
     (tmp_path / "inside").mkdir()
     monkeypatch.chdir(tmp_path / "inside")
     for folder in (".", "..", tmp_path / "inside"):
-        with pytest.raises(UserError, match="export --to .*: you are in this folder"):
+        with pytest.raises(UserError, match="export --to .*: the export would replace the current directory"):
             check_replaceable(Path(folder), "run")
 
 

@@ -145,7 +145,7 @@ def test_a_file_of_another_version_or_form_is_one_line(started, name, old, new, 
 def test_a_line_that_is_no_measurement_is_named(line, tmp_path):
     directory = RunDirectory(tmp_path)
     directory.metrics.write_text(f'{{"kind": "eval", "step": 5, "loss": 1.0}}\n{line}\n')
-    with pytest.raises(UserError, match="metrics.jsonl: line 2 is no measurement"):
+    with pytest.raises(UserError, match="metrics.jsonl: line 2 is not a metrics entry"):
         read_metrics(directory, "eval")
 
 

@@ -110,7 +110,7 @@ def test_where_it_is_no_longer_known_which_one_it_was_a_new_one_begins_and_that_
     directory.recipe.write_text("{}")
     for damaged in (False, True):
         open_journal(directory, 0, 10, (name,)).close()
-        said = f"trackers.json: is damaged; --track {name} begins a new run\n"
+        said = f"trackers.json: is damaged; --track {name} starts a new run\n"
         assert (said in capsys.readouterr().out) == damaged
         known_as = json.loads(directory.trackers.read_text())[name]
         assert package.started[-1]["id"] == known_as
