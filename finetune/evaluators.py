@@ -43,8 +43,12 @@ class DevelopmentSets:
             found[name] = figures_of(task, predictor, params, frozen, self.sets[name])[0]
         if [*found] == [""]:
             return found[""]
-        means = {figure: sum(of[figure] for of in found.values()) / len(found) for figure in ("loss", "score")}
-        return means | {f"{name}/{figure}": value for name, of in found.items() for figure, value in of.items()}
+        means = {
+            figure: sum(figures[figure] for figures in found.values()) / len(found) for figure in ("loss", "score")
+        }
+        return means | {
+            f"{name}/{figure}": value for name, figures in found.items() for figure, value in figures.items()
+        }
 
 
 def figures_of(
@@ -52,18 +56,18 @@ def figures_of(
     predictor: Predictor,
     params: Params,
     frozen: Params,
-    of: Development,
+    data: Development,
     tell: Callable[[int], Any] = lambda done: None,
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Return the loss and metrics (empty for examples without labels) and the answers.
 
     tell: called with the number of further rows done.
     """
-    said = predictor(params, frozen, of.rows, tell)
-    generated = task.generated(predictor.model, merged(merge(params, frozen)), predictor.mesh, of.rows, of.made)
-    answers = task.answers(of.examples, of.rows, {**said.outputs, **generated}, of.labels)
-    if any(example.label is None for example in of.examples):
+    predictions = predictor(params, frozen, data.rows, tell)
+    generated = task.generated(predictor.model, merged(merge(params, frozen)), predictor.mesh, data.rows, data.made)
+    answers = task.answers(data.examples, data.rows, {**predictions.outputs, **generated}, data.labels)
+    if any(example.label is None for example in data.examples):
         return {}, answers
-    factors, (terms, weights) = task.coefficients(0), said.sums
+    factors, (terms, weights) = task.coefficients(0), predictions.sums
     loss = sum(factors[name] * float(term.sum) / max(float(weights[name]), 1e-30) for name, term in terms.items())
-    return {"loss": loss} | task.figures(of.examples, answers, of.labels), answers
+    return {"loss": loss} | task.figures(data.examples, answers, data.labels), answers

@@ -58,6 +58,6 @@ def of_tags(right: Sequence[list[str]], given: Sequence[list[str]], labels: Sequ
     if not all(map(SPAN.fullmatch, labels)):
         return accuracy
     names = {"M": "I", "L": "E", "U": "S"}
-    right, given = ([[names.get(tag[0], tag[0]) + tag[1:] for tag in of] for of in sides] for sides in (right, given))
+    right, given = ([[names.get(tag[0], tag[0]) + tag[1:] for tag in tags] for tags in side] for side in (right, given))
     precision, recall, f1, _ = precision_recall_fscore_support(right, given, average="micro", zero_division=0)
     return {"f1": float(f1), "precision": float(precision), "recall": float(recall)} | accuracy

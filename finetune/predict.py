@@ -24,7 +24,7 @@ from tpu.xla import small_product_options
 AHEAD = 2  # number of batches to compute while the host reads an earlier one
 
 
-class Said(NamedTuple):
+class Predictions(NamedTuple):
     """outputs: name of `FinetuningTask.scores` -> an array for each row; per-token arrays have the bucket's length.
     sums: totals over all rows."""
 
@@ -39,15 +39,15 @@ class Predictor:
         self.task, self.model, self.mesh, self.length = task, assembly.model, mesh, length
         self.shortest = shortest(assembly.recipe.model, length)
 
-        def say(params: Params, frozen: Params, batch):
+        def compute(params: Params, frozen: Params, batch):
             whole = merged(merge(params, frozen))
-            outputs, terms = task.said(assembly.model, whole, batch, Moment((), train=False))
+            outputs, terms = task.forward(assembly.model, whole, batch, Moment((), train=False))
             return outputs, Sums(terms, task.weights(batch))
 
         options = small_product_options(mesh, looped=assembly.model.program.depth == "scan")
-        self.say = jit_on(mesh, assembly, say, options, out_shardings=replicated(mesh))
+        self.run = jit_on(mesh, assembly, compute, options, out_shardings=replicated(mesh))
 
-    def __call__(self, params: Params, frozen: Params, rows: Rows, tell: Callable[[int], Any]) -> Said:
+    def __call__(self, params: Params, frozen: Params, rows: Rows, tell: Callable[[int], Any]) -> Predictions:
         """Return the outputs for all rows.   tell: called with the number of further rows done."""
         outputs: dict[str, list] = {}
         sums, waiting = [], deque()
@@ -68,12 +68,12 @@ class Predictor:
             size, above = self._rows_together(len(which), layout.tokens), length
             for first in range(0, len(which), size):
                 part = which[first : first + size]
-                waiting.append((part, self.say(params, frozen, self._placed(layout, rows, part, size))))
+                waiting.append((part, self.run(params, frozen, self._placed(layout, rows, part, size))))
                 if len(waiting) > AHEAD:
                     take()
         while waiting:
             take()
-        return Said(outputs, jax.tree.map(lambda *of: np.sum(of, axis=0), *sums))
+        return Predictions(outputs, jax.tree.map(lambda *parts: np.sum(parts, axis=0), *sums))
 
     def _rows_together(self, number: int, tokens: int) -> int:
         """Return the number of rows in a batch such that the last one needs few padding rows."""

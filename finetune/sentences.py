@@ -136,7 +136,7 @@ def _of_line(where: str, number: int, line: str) -> list[Word]:
         raise UserError(f"{where}: has {1 + len(tags)} columns; give two, words and tags")
     tags = tags[0] if tags else [None] * len(words)
     _check_numbers(where, words, tags)
-    return [Word(number, *of) for of in zip(words, tags, strict=True)]
+    return [Word(number, word, tag) for word, tag in zip(words, tags, strict=True)]
 
 
 class Pieces(NamedTuple):
@@ -157,7 +157,7 @@ def rows_of(made: Made, words: Sequence[Sequence[str]], length: int) -> list[lis
     """
     made.tokenizer.no_truncation()
     encodings = made.tokenizer.encode_batch([" ".join(sentence) for sentence in words])
-    return [_rows(*of, length) for of in zip(encodings, words, strict=True)]
+    return [_rows(encoding, sentence, length) for encoding, sentence in zip(encodings, words, strict=True)]
 
 
 def _rows(encoding: Encoding, words: Sequence[str], length: int) -> list[Pieces]:

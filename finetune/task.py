@@ -78,7 +78,9 @@ class FinetuningTask(Objective):
         """Return the loss terms of these outputs."""
         raise NotImplementedError
 
-    def said(self, model: nn.Module, params: Params, batch: Batch, moment: Moment) -> tuple[Outputs, dict[str, Term]]:
+    def forward(
+        self, model: nn.Module, params: Params, batch: Batch, moment: Moment
+    ) -> tuple[Outputs, dict[str, Term]]:
         """Return outputs and loss terms; a task may implement this instead of `scores` and `terms`."""
         outputs = self.scores(model, params, batch, moment.noise)
         return outputs, self.terms(outputs, batch)
@@ -91,7 +93,7 @@ class FinetuningTask(Objective):
     def answers(self, examples: Examples, rows: Rows, outputs: Outputs, labels: Sequence[str]) -> list[dict[str, Any]]:
         """Return the answer to each example as a JSON object.
 
-        outputs: name -> an array for each row, see `predict.Said`.
+        outputs: name -> an array for each row, see `predict.Predictions`.
         """
 
     @abc.abstractmethod
@@ -120,7 +122,7 @@ class FinetuningTask(Objective):
         return 0
 
     def loss(self, model, params, batch, carry, moment):
-        return self.said(model, params, batch, moment)[1], carry, {}
+        return self.forward(model, params, batch, moment)[1], carry, {}
 
 
 def is_causal(model_config: Any) -> bool:

@@ -271,7 +271,8 @@ def _read(files: Files, config: Any, made: Made, options: Training) -> Read:
         (chosen,) = spread(len(train), options.examples, len(train))
         train = [train[index] for index in chosen]
     task = task.fitted([*train, *dev])
-    rows = {split: task.encode(of, made, labels, options.length) for split, of in (("train", train), ("heldout", dev))}
+    splits = {"train": train, "heldout": dev}
+    rows = {split: task.encode(examples, made, labels, options.length) for split, examples in splits.items()}
     return Read(task, rows, Development(dev, rows["heldout"], labels, made))
 
 

@@ -102,24 +102,26 @@ def probe(options: Probing) -> list[dict]:
     train = _drawn(train, options)
     opened = open_model(options.run, options.step)
     length = fitting(options.length, opened.config)
-    rows = [task.encode(of, opened.tokenizer, labels, length) for of in (train, dev)]
+    rows = [task.encode(examples, opened.tokenizer, labels, length) for examples in (train, dev)]
     if options.text:
         _tell_empty(opened, ((train, rows[0]), (dev, rows[1])))
     with busy("reading the layers"):
-        states = [(text_states if options.text else word_states)(opened, of) for of in rows]
+        states = [(text_states if options.text else word_states)(opened, split) for split in rows]
     standardised(*states)
-    answers = [of.columns["labels"] if options.text else of.of_tokens["labels"][_is_word(of)] for of in rows]
+    answers = [
+        split.columns["labels"] if options.text else split.of_tokens["labels"][_is_word(split)] for split in rows
+    ]
     (seen, held_out), depth = states, states[0].shape[1] - 1
     figures = lambda classes: _figures(task, dev, rows[1], classes, labels)
     trained = lambda states: fit(states, answers[0], len(labels))
     lines = {ALWAYS: figures(np.full(len(held_out), np.bincount(answers[0]).argmax()))}
     with busy("training probes"):
         for layer in range(depth + 1):
-            of = slice(layer, layer + 1)
-            found = predicted(trained(seen[:, of]), held_out[:, of])
+            one = slice(layer, layer + 1)
+            found = predicted(trained(seen[:, one]), held_out[:, one])
             lines[str(layer) if layer else "0 (embeddings)"] = figures(found)
         mix, last = trained(seen), min(LAST, depth)
-        joined = [side_by_side(of, last) for of in states]
+        joined = [side_by_side(split, last) for split in states]
         lines[MIX] = figures(predicted(mix, held_out))
         lines[f"last {last} side by side"] = figures(predicted(trained(joined[0]), joined[1]))
     shares = [float(share) for share in np.exp(mix.mix) / np.exp(mix.mix).sum()]

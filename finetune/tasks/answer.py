@@ -99,7 +99,7 @@ class Answer(FinetuningTask):
     def read(self, file, is_labelled=True):
         ((_, content),) = with_errors(file, _content(file))
         told = Told(list)
-        found = [_question(*of, is_labelled, told) for of in _questions(file, content)]
+        found = [_question(*fields, is_labelled, told) for fields in _questions(file, content)]
         if not found:
             raise UserError(f"{file}: has no questions; give another file")
         tell(told)
@@ -185,9 +185,9 @@ class Answer(FinetuningTask):
                 spans[index].append((score, examples[index].passage[offsets[first, 0] : offsets[last, 1]].strip()))
             nothing[index] = min(nothing[index], float(start[place] + end[place]))
         found = []
-        for one, of, none in zip(examples, spans, nothing, strict=True):
+        for one, spans_of_it, none in zip(examples, spans, nothing, strict=True):
             scores: dict[str, float] = {}  # text -> score of its best span, best first
-            for score, text in sorted(of, key=lambda span: -span[0]):
+            for score, text in sorted(spans_of_it, key=lambda span: -span[0]):
                 scores.setdefault(text, score)
             (text, score), *_ = scores.items()
             told = {
@@ -209,7 +209,7 @@ class Answer(FinetuningTask):
         if is_none.any() and self.threshold is None:
             above = np.array([one["no_answer"] for one in answers])
             found["threshold"] = best_threshold(above, np.array(_f1(given, right)), is_none)
-            given = ["" if of > found["threshold"] else text for of, text in zip(above, given, strict=True)]
+            given = ["" if score > found["threshold"] else text for score, text in zip(above, given, strict=True)]
         f1 = np.array(_f1(given, right))
         if 0 < is_none.sum() < len(is_none):
             found |= {"answered_f1": float(f1[~is_none].mean()), "unanswered_f1": float(f1[is_none].mean())}

@@ -137,8 +137,8 @@ class Classify(FinetuningTask):
         return tuple(found)
 
     def encode(self, examples, made, labels, length):
-        of = made, [one.texts for one in examples], [one.where for one in examples], length, self.causal
-        found = in_windows(*of, self.stride) if self.windows else [[row] for row in encoded(*of)]
+        texts = made, [one.texts for one in examples], [one.where for one in examples], length, self.causal
+        found = in_windows(*texts, self.stride) if self.windows else [[row] for row in encoded(*texts)]
         number = {label: index for index, label in enumerate(labels)}
         values = []
         for example in examples:

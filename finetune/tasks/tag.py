@@ -85,7 +85,7 @@ class Tag(FinetuningTask):
             return np.where(at == NONE, NONE, targets[sentence][at])
 
         tokens, types, words = ([getattr(row, name) for row, _ in of_row] for name in ("tokens", "types", "words"))
-        of_tokens = {"labels": [trained(*of) for of in of_row], "words": words}
+        of_tokens = {"labels": [trained(row, sentence) for row, sentence in of_row], "words": words}
         return joined(tokens, types, {"sentence": np.array([sentence for _, sentence in of_row])}, of_tokens)
 
     def scores(self, model, params, batch, noise=None):
@@ -101,8 +101,8 @@ class Tag(FinetuningTask):
         tags = jnp.put_along_axis(jnp.zeros_like(slots), slots, path, axis=1, inplace=False)
         return {"nats": -log_likelihood(transitions, logits, labels, is_word & (labels != NONE)), "tags": tags}
 
-    def said(self, model, params, batch, moment):
-        outputs, terms = super().said(model, params, batch, moment)
+    def forward(self, model, params, batch, moment):
+        outputs, terms = super().forward(model, params, batch, moment)
         return {"tags": outputs["tags"]}, terms  # only what answers need leaves the device
 
     def weights(self, batch):
@@ -142,14 +142,14 @@ def _numbers(example: Sentence, number: dict[str, int], labels: Sequence[str]) -
 
 def _tell(examples: Sequence[Sentence], rows: Sequence[Sequence[Pieces]]) -> None:
     """Log which sentences of a file are cut and which words are left out."""
-    file, cut = examples[0].file, sum(len(of) > 1 for of in rows)
+    file, cut = examples[0].file, sum(len(rows_of_it) > 1 for rows_of_it in rows)
     if cut:
         log.warning(
             "%s: %s of %s sentences are longer than --length: each is split into rows", file, cut, len(examples)
         )
     without = []
-    for example, of in zip(examples, rows, strict=True):
-        read = {word for row in of for word in row.words.tolist()}
+    for example, rows_of_it in zip(examples, rows, strict=True):
+        read = {word for row in rows_of_it for word in row.words.tolist()}
         without += [example.where_of(word) for word in range(len(example.words)) if word not in read]
     if without:
         message = "%s: %s words have no piece in this vocabulary, the first in line %s: they get the most frequent tag"

@@ -133,7 +133,7 @@ class Write(FinetuningTask):
         tokens = [np.append(text, end) for text in inputs]
         return joined(tokens, [np.zeros_like(row) for row in tokens], {name: batch[name] for name in self.columns})
 
-    def said(self, model, params, batch, moment):
+    def forward(self, model, params, batch, moment):
         given = model, params, batch, self.predictions, 0.0, moment
         return {}, next_token_terms(*given) if self.causal else next_token_terms(*given, "decode_targets", None)
 

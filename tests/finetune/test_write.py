@@ -15,7 +15,7 @@ from data_pipelines.tokenizers import words
 from data_pipelines.tokenizers.made import Made, special_ids
 from finetune.evaluators import Development, figures_of
 from finetune.options import Training
-from finetune.predict import Said
+from finetune.predict import Predictions
 from finetune.registry import TASKS
 from finetune.tasks import write
 from finetune.tasks.write import Pair, Write
@@ -94,7 +94,7 @@ def test_loss_and_gradients_are_those_of_transformers_class(name, made, tmp_path
     _, batch = batch_of(task, PAIRS[:2], made, 8)
 
     def loss(params, batch):
-        _, terms = task.said(model_of(config, task.asks, reference.FLOAT32), params, batch, Moment((), train=False))
+        _, terms = task.forward(model_of(config, task.asks, reference.FLOAT32), params, batch, Moment((), train=False))
         return terms["lm"].sum / task.weights(batch)["lm"]
 
     found, gradients = jax.jit(jax.value_and_grad(loss))(params, batch)
@@ -145,7 +145,7 @@ def test_figures_are_of_what_is_written_and_a_phase_has_targets_of_a_length(made
 
     class Predictor:
         model = mesh = None
-        __call__ = lambda *given: Said({}, sums)
+        __call__ = lambda *given: Predictions({}, sums)
 
     found, answers = figures_of(task, Predictor(), {}, {}, Development(PAIRS[:2], rows, (), made))
     assert (found["loss"], found["exact_match"]) == (2, 0.5) and answers == [{"text": one} for one in ("e f", "x")]
