@@ -79,7 +79,7 @@ class Inputs(NamedTuple):
 
 
 class Programs:
-    """Data and compiled programs of this process that runs share which differ only in their seed.
+    """Data and compiled programs that runs in this process share if they differ only in their seed.
 
     placed: the last run.   evaluators: those of `run_on`, for the same files.
     """

@@ -123,7 +123,7 @@ def card(options: Suite, scores: Mapping[str, Sequence[float]], metrics: Mapping
     lines = [
         f"# {options.run}, finetuned from {start} weights",
         "",
-        f"Best scores on --dev over {options.seeds} seeds, in percent (errors as they are).",
+        f"Best scores on --dev over {options.seeds} seeds, in percent except for mean squared errors.",
         "",
         "| task | metric | median | minimum | maximum | standard deviation |",
         "|---|---|---|---|---|---|",
@@ -136,7 +136,7 @@ def card(options: Suite, scores: Mapping[str, Sequence[float]], metrics: Mapping
 
 
 def shown(of_task: Sequence[float], metric: str) -> np.ndarray:
-    """Return scores f64[seeds] to show: in percent, but errors, whose scores are negated, as they are."""
+    """Return scores to show, f64[seeds]: percentages, or for `error` the mean squared errors without their minus."""
     return -np.array(of_task) if metric == "error" else 100 * np.array(of_task)
 
 
@@ -152,5 +152,5 @@ def picture(scores: Mapping[str, Sequence[float]], metrics: Mapping[str, str], o
         median = axes.hlines(np.median(values), place - 0.25, place + 0.25, color="C1")
     names = [f"{name} ({metrics[name]})" for name in scores]
     axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
-    axes.set(ylabel="score on --dev, percent (errors as they are)", title=title)
+    axes.set(ylabel="score on --dev, percent except mean squared errors", title=title)
     save_picture(figure, {"one seed": seeds, "median": median}, 2, out)
