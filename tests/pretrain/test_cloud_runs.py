@@ -206,7 +206,7 @@ def test_an_export_to_the_bucket_is_the_export_to_a_disk_and_weights_come_from_b
             np.testing.assert_array_equal(found[rows], expected[rows], err_msg=f"{source} {path}")
 
     bucket.put("bucket", "hf/a/thesis.tex", b"")
-    with pytest.raises(UserError, match="export --to gs://bucket/hf/a: holds thesis.tex, so it is no export"):
+    with pytest.raises(UserError, match="export --to gs://bucket/hf/a: holds thesis.tex, so it is not an export"):
         export_model(WORKDIR, EXPORT)
     assert ("bucket", "hf/a/thesis.tex") in bucket.objects
 
