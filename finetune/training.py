@@ -290,7 +290,7 @@ def recipe_of(read: Mapping[str, Read], model: Any, options: Training) -> Recipe
     first = tasks[0].objective
     trunk = tuple(dict.fromkeys(row.path.partition("/")[0] for row in family_of(model).table(model)))
     return Recipe(
-        name=options.workdir.name,
+        name="finetuning",
         source="finetuning",
         model=model,
         objective=first,
