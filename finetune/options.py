@@ -8,7 +8,7 @@ from tyro.conf import arg
 
 from data_pipelines.command_line import Place
 from data_pipelines.errors import UserError
-from models.core.ranges import COUNT, COUNT_OR_NONE, NOT_NEGATIVE, POSITIVE, SEED, SHARE
+from models.core.ranges import COUNT, COUNT_OR_NONE, NOT_NEGATIVE, POSITIVE, SEED, SHARE, Range
 from pretrain.options import How, check_options
 from pretrain.recipe import LENGTH
 
@@ -17,7 +17,7 @@ RANGES = {
     "lora": COUNT_OR_NONE,
     "peak": NOT_NEGATIVE,
     "decay": NOT_NEGATIVE,
-    "layer_decay": SHARE,
+    "layer_decay": Range("above 0 and at most 1", lambda x: 0 < x <= 1),
     "epochs": POSITIVE,
     "batch_size": COUNT,
     "length": LENGTH,

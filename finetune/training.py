@@ -164,7 +164,7 @@ def _changed_options(before: Recipe, now: Recipe) -> list[str]:
     known = {field.name for field in fields if Suppress not in getattr(field.type, "__metadata__", ())}
     found = {}
     for name in sorted(old | new):
-        if old.get(name) != new.get(name):
+        if ".tasks." not in name and old.get(name) != new.get(name):  # there are as many as lengths of rows
             for option in [part for part in name.split(".") if part in known][:1]:
                 found.setdefault(option, f"--{option.replace('_', '-')} {old.get(name)}, now {new.get(name)}")
     return [*found.values()]

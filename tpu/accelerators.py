@@ -1,11 +1,13 @@
 """Cloud TPU slices by their Google Cloud names: generation, chips, hosts, shape, and image of the VMs."""
 
+import contextlib
 import difflib
 import re
 from typing import NamedTuple
 
 from data_pipelines.errors import UserError
 from tpu.generations import CHIPS_PER_HOST, GENERATIONS
+from tpu.topologies import parse_topology
 
 
 class Accelerator(NamedTuple):
@@ -55,6 +57,8 @@ def parse_accelerator(name: str) -> Accelerator:
 
 
 def _near(name: str) -> str:
+    with contextlib.suppress(UserError):  # as `plan` names it
+        return f"; did you mean {parse_topology(name).cloud}?"
     both = [(prefix, facts) for key, facts in GENERATIONS.items() for prefix in (facts.prefix, key)]
     names = [f"{prefix}-{facts.count * chips}" for prefix, facts in both for chips in facts.shapes]
     near = difflib.get_close_matches(name.lower(), names, n=1)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import sentencex
 
-from data_pipelines.errors import UserError, nearest
+from data_pipelines.errors import UserError
 
 BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 # ISO's two-letter codes, and others that sentencex has rules for. Without rules, sentences end as in English
@@ -43,8 +43,8 @@ def check_language(language: str) -> None:
     if language not in LANGUAGES:
         base = re.split("[-_]", language.lower())[0]
         near = [code for code in (base, base[:3], base[:2]) if code in LANGUAGES]
-        near = near[0] if near else nearest(base, LANGUAGES)
-        raise UserError(f"--language {language}: is not known; the nearest is {near}; give a code such as en or zh")
+        hint = f"the nearest is {near[0]}; " if near else ""
+        raise UserError(f"--language {language}: is not known; {hint}give a code such as en or zh")
 
 
 def _paragraph(text: str, at: int, end: int, language: str, panicked) -> Iterator[int]:

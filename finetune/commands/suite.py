@@ -15,6 +15,7 @@ from tyro.conf import Positional
 
 from data_pipelines.command_line import Place, parse
 from data_pipelines.errors import UserError
+from finetune.options import Run
 from finetune.task import FinetuningTask
 from finetune.task_files import of_task_file, task_files
 from finetune.training import Files, Programs, finetune
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(Suite, arguments, "python -m finetune suite")
     check_file(options.out)
     given, scores = task_files(options.tasks), {}
-    tasks = {name: of_task_file(fields, **_of_run(options, name, 0))[0] for name, fields in given.items()}
+    tasks = {name: of_task_file(fields, **_of_run(options, name, 0)) for name, fields in given.items()}
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with stop_request() as stop, Progress(*columns, console=console, disable=not console.is_terminal) as bar:
@@ -70,11 +71,13 @@ def main(arguments: Sequence[str]) -> int:
                     return EXIT_STOPPED
                 scores.setdefault(name, []).append(found)
                 bar.advance(shown)
+                console.print(f"{name}, seed {seed}: {found:.4f}", highlight=False)
     with writing(options.out):
         write_whole(options.out.with_suffix(".json"), json.dumps(scores, indent=1) + "\n")
-        metrics = {name: metric_of(options, name, task) for name, task in tasks.items()}
-        write_whole(options.out, card(options, scores, metrics))
-    title = f"{options.run}{' from scratch' * options.from_scratch}"
+        metrics = {name: metric_of(options, name, task) for name, (task, _) in tasks.items()}
+        kinds = {name: kind_of(given[name], run) for name, (_, run) in tasks.items()}
+        write_whole(options.out, card(options, scores, metrics, kinds))
+    title = f"{options.run.name}, finetuned from {'random' if options.from_scratch else 'pretrained'} weights"
     picture(scores, metrics, options.out.with_suffix(".png"), title)
     print(options.out.read_text("utf-8"), end="")
     return 0
@@ -117,21 +120,34 @@ def metric_of(options: Suite, name: str, task: FinetuningTask) -> str:
     return getattr(task, "metric", "") or figures[figures.index(SCORE) + 1]
 
 
-def card(options: Suite, scores: Mapping[str, Sequence[float]], metrics: Mapping[str, str]) -> str:
-    """Return the table in Markdown."""
+def kind_of(fields: Mapping, run: Run) -> tuple[str, str]:
+    """Return what a task is, and how it is trained, for the card."""
+    examples = f"{run.examples:,} examples" if run.examples else "all examples"
+    return str(fields["task"]), f"{examples}, {run.epochs:g} epochs, learning rate {run.peak:g}"
+
+
+def card(
+    options: Suite,
+    scores: Mapping[str, Sequence[float]],
+    metrics: Mapping[str, str],
+    kinds: Mapping[str, tuple[str, str]],
+) -> str:
+    """Return the table in Markdown.   kinds: as `kind_of` returns them."""
     start = "random" if options.from_scratch else "pretrained"
     lines = [
-        f"# {options.run}, finetuned from {start} weights",
+        f"# {options.run.name}, finetuned from {start} weights",
         "",
-        f"Best scores on --dev over {options.seeds} seeds, in percent except for mean squared errors.",
+        f"Scores on the development set over {options.seeds} seeds, each of its best evaluation; in percent, except "
+        "mean squared errors.",
         "",
-        "| task | metric | median | minimum | maximum | standard deviation |",
-        "|---|---|---|---|---|---|",
+        "| task | kind | training | metric | median | minimum | maximum | standard deviation |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, of_task in scores.items():
         values, form = shown(of_task, metrics[name]), ".3f" if metrics[name] == "error" else ".1f"
-        figures = np.median(values), values.min(), values.max(), values.std(ddof=len(values) > 1)
-        lines.append(f"| {name} | {metrics[name]} | " + " | ".join(f"{value:{form}}" for value in figures) + " |")
+        figures = [f"{value:{form}}" for value in (np.median(values), values.min(), values.max())]
+        figures.append(f"{values.std(ddof=1):{form}}" if len(values) > 1 else "")
+        lines.append("| " + " | ".join([name, *kinds[name], metrics[name], *figures]) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -152,5 +168,5 @@ def picture(scores: Mapping[str, Sequence[float]], metrics: Mapping[str, str], o
         median = axes.hlines(np.median(values), place - 0.25, place + 0.25, color="C1")
     names = [f"{name} ({metrics[name]})" for name in scores]
     axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
-    axes.set(ylabel="score on --dev, percent except mean squared errors", title=title)
+    axes.set(ylabel="score on the development set, in percent", title=title)
     save_picture(figure, {"one seed": seeds, "median": median}, 2, out)

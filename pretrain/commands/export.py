@@ -56,7 +56,7 @@ def export_model(
     opened.warn_beyond_trained(getattr(opened.config, "positions", 0))
 
     def card(folder: Path, architecture: str | None) -> None:
-        write_card(folder, opened, architecture, license_name)
+        write_card(folder, to.name, opened, architecture, license_name)
 
     def write(folder: Path) -> None:
         with local_folder(opened.tokenizer_folder) as tokenizer:

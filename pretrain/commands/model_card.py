@@ -10,6 +10,7 @@ from models.core.parameters import count
 from pretrain.commands.common import add_legend
 from pretrain.commands.plot import curves
 from pretrain.huggingface.export import CARD, CURVES
+from pretrain.huggingface.tensors import heads_beside
 from pretrain.recipe import boundaries, tasks_of
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
@@ -29,7 +30,7 @@ TASKS = {
 }
 
 
-def write_card(folder: Path, opened: Opened, architecture: str | None, license_name: str) -> None:
+def write_card(folder: Path, title: str, opened: Opened, architecture: str | None, license_name: str) -> None:
     """Write the card and a plot of the learning curves into the folder of a run's export.
 
     architecture: the transformers class, None if there is none.   license_name: its Hugging Face name, like apache-2.0.
@@ -38,7 +39,7 @@ def write_card(folder: Path, opened: Opened, architecture: str | None, license_n
     known = _corpora(directory)
     sections = [
         _header(architecture, license_name, known),
-        f"# {directory.path.name}",
+        f"# {title}",
         _summary(opened, architecture),
         "## Training\n\n" + _table(_training(opened, directory)),
         "## Data\n\n" + _table(_data(directory, known)),
@@ -82,6 +83,8 @@ def _summary(opened: Opened, architecture: str | None) -> str:
         f"{family} with {count(opened.params) / 1e6:.1f}M parameters, trained for {opened.step:,} of {recipe.steps:,} "
     )
     text += f"steps (recipe `{recipe.name}`, {recipe.source})."
+    for head in heads_beside(opened.config, opened.params):
+        text += f" Its {head} is in `{head}.safetensors`, which transformers does not read."
     if architecture is None:
         return text + " transformers has no class for it."
     lines = f"from transformers import AutoTokenizer, {architecture}", "", "folder = ..."
@@ -98,6 +101,8 @@ def _training(opened: Opened, directory: RunDirectory) -> dict[str, str]:
         names = ", ".join(dict.fromkeys(type(task.objective).__name__ for task in tasks))
         found[name] = f"steps {ends[number]:,} to {ends[number + 1]:,}, {phase}, {names}"
     found |= {"peak learning rate": f"{recipe.schedule.peak:g}", "seed": str(recipe.seed)}
+    if labels := getattr(opened.config, "labels", ()):
+        found["labels"] = ", ".join(labels)
     found |= {"initial weights": Path(about["init_from"]).name} if about.get("init_from") else {}
     versions = about.get("versions", {})
     return found | {
@@ -111,7 +116,8 @@ def _data(directory: RunDirectory, known: Mapping[str, Corpus]) -> dict[str, str
     found = {}
     for name, path in corpora.named(directory.read_run()["corpus"]).items():
         title = Path(path).name if name == "" else f"{name}: {Path(path).name}"
-        found[title] = "not available when this card was written"
+        is_examples = Path(path).is_file()  # of a finetuned model
+        found[title] = "labelled examples" if is_examples else "not available when this card was written"
         if corpus := known.get(name):
             train, held_out = corpus.size("train"), corpus.size("heldout")
             found[title] = (

@@ -276,8 +276,8 @@ def disk_errors(directory: RunDirectory) -> Iterator[None]:
             raise
         safe = ", ".join(map(str, directory.checkpoint_steps())) or "none"
         raise UserError(
-            f"--workdir {directory.path}: cannot write there ({reason}); free space or lower --keep, then run "
-            f"the same command again (safe checkpoints: {safe})"
+            f"--workdir {directory.path}: cannot write there ({reason}); free space or keep fewer checkpoints, then "
+            f"run the same command again (safe checkpoints: {safe})"
         ) from error
 
 

@@ -30,7 +30,7 @@ from pretrain.lora import merged
 from pretrain.objectives.objective import Objective, initialise
 from pretrain.objectives.protocols import CausalDecoder
 from pretrain.recipe import Recipe, tasks_of
-from pretrain.storage.best import LOSS, best, losses
+from pretrain.storage.best import best, losses
 from pretrain.storage.checkpoints import NOT_READ, TrainState, load_frozen, newest_intact, phase_of, verified
 from pretrain.storage.checkpoints import load as load_state
 from pretrain.storage.journal import read_metrics
@@ -218,8 +218,10 @@ def best_steps(directory: RunDirectory, name: str) -> list[int]:
     recipe, steps = directory.read_recipe(), directory.checkpoint_steps()
     evaluations = {figures["step"]: losses(recipe, figures) for figures in read_metrics(directory, "eval")}
     ever, kept = (best(recipe, evaluations, candidates) for candidates in (evaluations, steps))
+    if not ever:
+        raise UserError(f"{directory.path}: has no evaluation yet; let its run continue")
     if name not in ever:
-        raise UserError(unknown(f"--best: {directory.path} has no evaluation of", name, ever or [LOSS]))
+        raise UserError(unknown(f"--best: {directory.path} has no evaluation of", name, ever))
     if name not in kept:
         raise UserError(
             f"--best {name}: no checkpoint of {directory.path} was evaluated; give --step with one of {steps}"

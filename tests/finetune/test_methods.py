@@ -138,6 +138,7 @@ def test_a_suite_that_is_stopped_goes_on_and_compiles_for_all_seeds_once(begun, 
             entries = read_metrics(RunDirectory(tmp_path / "card" / name / str(seed)), "eval")
             assert score == max(one["score"] for one in entries)
     median = f"{100 * np.median(scores['alike']):.1f}"
-    assert f"| alike | accuracy | {median} |" in (tmp_path / "card.md").read_text()
-    assert f"| numbers | error | {-np.median(scores['numbers']):.3f} |" in (tmp_path / "card.md").read_text()
+    assert f" | accuracy | {median} |" in (tmp_path / "card.md").read_text()
+    assert f" | error | {-np.median(scores['numbers']):.3f} |" in (tmp_path / "card.md").read_text()
+    assert "| alike | classify | all examples, " in (tmp_path / "card.md").read_text()
     assert (tmp_path / "card.png").stat().st_size > 1000

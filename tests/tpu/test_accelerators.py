@@ -32,6 +32,7 @@ def test_jax_counts_the_halves_of_some_chips():
     "name, said",
     [
         ("v5lite-16", "not the name of a TPU slice; did you mean v5litepod-16?"),
+        ("v5e:4x4", "not the name of a TPU slice; did you mean v5litepod-16?"),
         ("V5E-16", "not the name of a TPU slice; did you mean v5e-16?"),
         ("v5e-12", "v5e has no slice of 12 (the number counts chips): use 1, 4, 8, 16"),
     ],
