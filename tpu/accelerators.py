@@ -57,8 +57,9 @@ def parse_accelerator(name: str) -> Accelerator:
 
 
 def _near(name: str) -> str:
-    with contextlib.suppress(UserError):  # as `plan` names it
-        return f"; did you mean {parse_topology(name).cloud}?"
+    if ":" in name:  # as `plan` names it
+        with contextlib.suppress(UserError):
+            return f"; did you mean {parse_topology(name).cloud}?"
     both = [(prefix, facts) for key, facts in GENERATIONS.items() for prefix in (facts.prefix, key)]
     names = [f"{prefix}-{facts.count * chips}" for prefix, facts in both for chips in facts.shapes]
     near = difflib.get_close_matches(name.lower(), names, n=1)

@@ -80,13 +80,13 @@ class Case(NamedTuple):
 
 
 CASES = [
-    Case("query", 0.3, length=128, n=20, strict=True),
+    pytest.param(Case("query", 0.3, length=128, n=20, strict=True), marks=pytest.mark.slow),
     Case("causal", 0.3, length=128, n=20, strict=True),
     Case("content", 0.3),
     Case("themselves", 0.0),  # chosen queries that see themselves
     Case("content", 0.3, head_dim=128, length=128, memory=0),
     Case("query", 0.3, length=128, dtype=jnp.bfloat16),
-    Case("query", 0.0, length=128, n=128),
+    pytest.param(Case("query", 0.0, length=128, n=128), marks=pytest.mark.slow),
     pytest.param(Case("content", 0.3, length=128, n=20, strict=True), marks=pytest.mark.slow),
     pytest.param(Case("content", 0.3, head_dim=32, length=128, memory=0), marks=pytest.mark.slow),
     pytest.param(Case("query", 0.0, length=384, memory=0, n=200), marks=pytest.mark.slow),

@@ -82,7 +82,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+MORE = "heads of 64", "a bias, and heads that fill lanes up", "a bias as large as what is mixed"
+CHOSEN = [pytest.param(name, marks=pytest.mark.slow if name in MORE else ()) for name in CASES]
+
+
+@pytest.mark.parametrize("name", CHOSEN)
 def test_outputs_gradients_and_noise_are_those_of_the_plain_form(name, capfd):
     """In rows of documents in turn, of which the first has padding behind them."""
     case = CASES[name]

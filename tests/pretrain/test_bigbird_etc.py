@@ -39,6 +39,7 @@ def test_published_sizes_have_the_parameters_that_etc_without_sharing_has(size, 
     assert round((count(parameter_shapes(config)) - padding) / 1e6) == millions
 
 
+@pytest.mark.slow
 def test_it_trains_evaluates_and_has_an_export_of_its_own(corpus_path, tmp_path):
     workdir, out = tmp_path / "run", tmp_path / "out"
     assert run(tiny.etc(), tiny.options(corpus_path, workdir)) == 0

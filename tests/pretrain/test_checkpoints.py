@@ -98,7 +98,7 @@ def test_a_state_comes_back_bit_for_bit_from_the_step_that_is_asked_for_or_not_a
     checkpoints = reopened(first_three)
     assert tiny.equal(checkpoints.restore(like), state_at(3))
     assert tiny.equal(checkpoints.restore(like, 2), state_at(2))
-    with pytest.raises(UserError, match=r"no checkpoint of step 5: there are \[1, 2, 3\]"):
+    with pytest.raises(UserError, match=r"no checkpoint of step 5; give one of \[1, 2, 3\]"):
         checkpoints.restore(like, 5)
 
 

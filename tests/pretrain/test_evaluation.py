@@ -325,6 +325,7 @@ main(["export", run, "--to", exported])
 """
 
 
+@pytest.mark.slow
 def test_a_run_is_read_on_several_devices_also_where_they_do_not_divide_its_batches(uninterrupted, tmp_path):
     """Batches of 8 rows, 6 devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=6"

@@ -57,6 +57,7 @@ for mesh in [], ["--mesh", "tensor=2"], ["--mesh", "sequence=2"]:
 """
 
 
+@pytest.mark.slow
 def test_devices_of_a_mesh_write_the_steered_texts_of_one(gpt2_run, tmp_path):
     (tmp_path / "words").write_text("ba\nki\n")
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"

@@ -107,7 +107,7 @@ def test_of_a_roberta_with_the_pair_head_all_else_loads_and_the_export_says_so(e
 def test_a_corpus_whose_padding_has_another_id_is_refused_before_training(corpus_path, tmp_path):
     recipe = RECIPES["roberta-tiny"]
     of_pairs = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, types=2))
-    said = "--corpus .*: its tokenizer has pad_token_id=0, a 'roberta' model has 1; prepare it with --tokenizer bpe"
+    said = "--corpus .*: its tokenizer has pad_token_id=0, but a 'roberta' model has 1; prepare it with --tokenizer bpe"
     with pytest.raises(UserError, match=said):
         resolve(of_pairs, Corpus(corpus_path))
     source = write_texts(tmp_path / "texts", documents=40, seed=0)

@@ -49,9 +49,9 @@ def test_phases_that_become_equal_are_planned_once():
     [
         ("bert-base", "python -m tpu plan bert-base: missing: --topology"),
         ("bert-base --topology v5e:4x4 --mesh fsdp=3", "--mesh fsdp=3: it takes 3 devices, there are 16"),
-        ("bert-base --topology v5e:4x4 --mesh data=16 --batch-size 8", "batch_size=8 is not a multiple of"),
+        ("bert-base --topology v5e:4x4 --mesh data=16 --batch-size 8", "batch_size=8: is not a multiple of"),
         ("bert-base --topology v5e:4x4 --attention splash --model.heads 16", "set model.attention_dropout=0.1 to 0"),
-        ("bert-base --topology v5e:4x4 --sequence-length 4096", "longer than model.positions=512"),
+        ("bert-base --topology v5e:4x4 --sequence-length 4096", "exceeds model.positions=512"),
         ("bert-base --topology v5e:4x4 --model.pattern.name bigbird", r"phases.0.length=128: .* at least 512 tokens"),
         ("", "name a recipe first"),
         ("--all --topologies", "--topologies: name at least one"),

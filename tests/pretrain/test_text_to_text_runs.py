@@ -62,7 +62,8 @@ def bests(recipe, figures, steps):
     return best(recipe, {step: losses(recipe, of) for step, of in figures.items()}, steps)
 
 
-def test_tasks_of_text_and_pairs_go_on_bit_for_bit_and_the_best_of_each_stays(corpora, tmp_path, capsys):
+@pytest.mark.slow
+def test_tasks_of_text_and_pairs_go_on_bit_for_bit(corpora, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     options = {"log_every": 6, "checkpoint_every": 4, "eval_every": 3, "keep": 1, "keep_best": True}
     go = lambda workdir, steps: run(recipe(steps), tiny.options(corpora, workdir, **options))
@@ -73,15 +74,20 @@ def test_tasks_of_text_and_pairs_go_on_bit_for_bit_and_the_best_of_each_stays(co
     rates = task_rates(recipe(12), open_corpora(corpora, {}), 0)
     assert rates["upper"] == pytest.approx(48 / 98, abs=0.05)  # of 60 pairs those that are not held out
     assert found[12]["loss"] == pytest.approx(sum(rate * found[12][f"{name}/loss"] for name, rate in rates.items()))
-    for workdir in (whole, cut):
-        of_each = bests(recipe(12), evaluations(workdir), evaluations(workdir))
-        assert of_each.keys() == {"loss", "spans", "upper"}
-        assert {*of_each.values(), 12} <= {*RunDirectory(workdir).checkpoint_steps()} <= {9, 12}
-    step, *_ = best_steps(RunDirectory(whole), "upper")
-    assert main(["eval", str(whole), "--best", "upper"]) == 0
+
+
+def test_of_tasks_of_text_and_pairs_the_best_of_each_stays(corpora, tmp_path, capsys):
+    options = {"log_every": 6, "checkpoint_every": 4, "eval_every": 3, "keep": 1, "keep_best": True}
+    assert run(recipe(12), tiny.options(corpora, tmp_path, **options)) == 0
+    found = evaluations(tmp_path)
+    of_each = bests(recipe(12), found, found)
+    assert of_each.keys() == {"loss", "spans", "upper"}
+    assert {*of_each.values(), 12} <= {*RunDirectory(tmp_path).checkpoint_steps()} <= {9, 12}
+    step, *_ = best_steps(RunDirectory(tmp_path), "upper")
+    assert main(["eval", str(tmp_path), "--best", "upper"]) == 0
     said = capsys.readouterr().out
     assert f"step {step}" in said and f"{found[step]['upper/loss']:.4f}" in said
-    assert open_model(whole, best_of="spans").step == best_steps(RunDirectory(whole), "spans")[0]
+    assert open_model(tmp_path, best_of="spans").step == best_steps(RunDirectory(tmp_path), "spans")[0]
 
 
 def test_a_task_of_several_corpora_has_one_loss_by_their_rates(corpora, monkeypatch):

@@ -226,7 +226,7 @@ def test_before_the_first_step_of_one_all_end_at_once(processes, monkeypatch, ca
     monkeypatch.setattr(cluster, "leave", leave)
     found = processes(3).run(stop)
     assert [(type(error), error.args) for error in found] == [(Left, (EXIT_STOPPED,))] * 3
-    assert capsys.readouterr().out.count("SIGTERM: before the first step") == 1
+    assert capsys.readouterr().out.count("SIGTERM: stopped before the first step") == 1
 
 
 def test_two_hosts_with_corpora_of_their_own_do_not_train_together(processes, corpus_path, tmp_path):
