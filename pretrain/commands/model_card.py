@@ -49,11 +49,16 @@ def write_card(folder: Path, title: str, opened: Opened, architecture: str | Non
         step = evaluations[-1]["step"]
         sections.append(f"## Evaluation\n\nHeld-out metrics after step {step:,}.\n\n" + _table(figures))
     if any(read_metrics(directory, kind) for kind in ("train", "eval")):
-        figure, marks, columns = curves([opened.source])
-        add_legend(figure, marks, columns)
-        figure.savefig(folder / CURVES, dpi=110)
+        draw_curves(opened.source, folder / CURVES)
         sections.append(f"![Learning curves]({CURVES})")
     (folder / CARD).write_text("\n\n".join(sections) + "\n", "utf-8")
+
+
+def draw_curves(run: Path, file: Path) -> None:
+    """Plot the learning curves of a run into a file."""
+    figure, marks, columns = curves([run])
+    add_legend(figure, marks, columns)
+    figure.savefig(file, dpi=110)
 
 
 def _corpora(directory: RunDirectory) -> dict[str, Corpus]:

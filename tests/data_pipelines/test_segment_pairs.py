@@ -62,7 +62,7 @@ def document_of(corpus, offsets):
 
 
 @pytest.mark.parametrize("kind", [SegmentPairs, SentencePairs])
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(shape=SHAPES, length=st.sampled_from([5, 6, 16, 33]), label=st.sampled_from(LABELS), seed=st.integers(0, 9))
 def test_odd_corpora_make_proper_pairs(tmp_path_factory, kind, shape, length, label, seed):
     corpus = corpus_of(tmp_path_factory, shape)

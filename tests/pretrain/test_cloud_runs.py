@@ -195,7 +195,7 @@ def test_an_export_to_the_bucket_is_the_export_to_a_disk_and_weights_come_from_b
     folders = tmp_path / "disk", tmp_path / "cloud"
     contents = [{file.name: file.read_bytes() for file in folder.rglob("*")} for folder in folders]
     assert contents[0].keys() == contents[1].keys()
-    named = {"README.md", "curves.png", "export.json"}  # which have the name of the run
+    named = {"README.md", "export.json"}  # which have the name of the run
     assert {name for name in contents[0] if contents[0][name] != contents[1][name]} == named
 
     of_run = restore(RunDirectory(uninterrupted)).params

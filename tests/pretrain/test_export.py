@@ -18,6 +18,8 @@ from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
 from models.families.registry import family_of
 from pretrain.__main__ import main
+from pretrain.commands import model_card
+from pretrain.commands.model_card import draw_curves
 from pretrain.huggingface.export import check_replaceable
 from pretrain.recipe import resolve
 from pretrain.storage.journal import read_metrics
@@ -105,7 +107,10 @@ def test_a_run_says_at_its_start_that_its_export_will_not_fit(corpus_path, tmp_p
     assert "prepare the corpus with --tokenizer sentencepiece-unigram --specials xlnet" in log
 
 
-def test_a_run_s_export_has_a_model_card_which_is_not_replaced_once_it_was_edited(uninterrupted, tmp_path, capsys):
+def test_a_run_s_export_has_a_model_card_which_is_not_replaced_once_it_was_edited(
+    uninterrupted, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(model_card, "draw_curves", draw_curves)
     folder, to = tmp_path / "hf", ["--to", str(tmp_path / "hf")]
     assert main(["export", str(uninterrupted), *to, "--license", "cc-by-sa-4.0"]) == 0
     card = ModelCard.load(folder / "README.md")

@@ -66,6 +66,7 @@ def begin(corpus_path):
     return lambda recipe, workdir, **options: tiny.begun(recipe, tiny.options(corpus_path, workdir, **options))
 
 
+@pytest.mark.slow
 def test_a_device_is_given_its_part_of_the_weights_alone(begin, corpus_path, tmp_path):
     begin(tiny.bert(), tmp_path / "source")
     environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}

@@ -80,7 +80,8 @@ def batch_of(recipe, number):
     return {name: batch[name] for name in recipe.objective.spec(recipe.phases[0])}
 
 
-@pytest.mark.parametrize("name", ["bert", pytest.param("adaptive", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert", "adaptive"])
 def test_with_every_optimizer_padding_rows_stay_zero_and_change_no_other(name, unpadded):
     recipe = replaced(RECIPES[name], "model.vocab_size", 30)
     draw = functools.partial(initial_params, assemble(recipe, Program(depth="scan")))
