@@ -80,6 +80,7 @@ def main(arguments: list[str]) -> int:
 
 def our_scores(options: Options, folder: Path) -> list[float]:
     """The best accuracy of each seed."""
+    import finetune.registry  # noqa: F401 (a run's recipe names a task)
     from finetune.options import Training
     from finetune.tasks.classify import Classify
     from finetune.training import Files, Programs, finetune
@@ -206,7 +207,9 @@ def trainer_of(options: Options, folder: Path, examples: int | None = None, **se
     collator = transformers.DataCollatorWithPadding(tokenizer)
     right = lambda found: {"accuracy": float((found.predictions.argmax(1) == found.label_ids).mean())}
     held_out = sorted(rows(dev), key=_length)
-    return transformers.Trainer(model, given, collator, rows(train), held_out, compute_metrics=right)
+    trainer = transformers.Trainer(model, given, collator, rows(train), held_out, compute_metrics=right)
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
 
 
 def _length(row: dict[str, Any]) -> int:
