@@ -17,7 +17,7 @@ from models.families.registry import FAMILIES, family_of, name_of
 from pretrain.generation.loop import program
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.objective import inputs_of
-from pretrain.objectives.protocols import Encoder, Generator, TokenPredictor, Writer
+from pretrain.objectives.protocols import Encoder, Generator, Remembering, TokenPredictor, Writer
 from tpu.batches import on_host
 from tpu.mesh import mesh_shape, row_mesh
 
@@ -120,8 +120,9 @@ def power_of_two(number: int) -> int:
 
 def fills(model: nn.Module) -> bool:
     """Return whether a model predicts masked tokens."""
-    masked = isinstance(model, Encoder) and isinstance(model, TokenPredictor) and not isinstance(model, Writer)
-    return masked or isinstance(model, Generator)
+    masked = isinstance(model, Encoder) and isinstance(model, TokenPredictor)
+    # XLNet encodes, too, but each token sees itself
+    return masked and not isinstance(model, Writer | Remembering) or isinstance(model, Generator)
 
 
 def fill(

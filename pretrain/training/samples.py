@@ -1,7 +1,7 @@
 """Samples that each evaluation prints: one held-out row with its masks filled, its text continued, or its target
 generated."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import flax.linen as nn
@@ -38,22 +38,30 @@ def sample(evaluators: Evaluators, params: Params, frozen: Params) -> str | None
     row = {name: array[:1] for name, array in next(evaluator.batches()).items()}
     whole = merged(merge(params, frozen))
     if fills(model):
-        return _filled(evaluator, whole, row, made)
-    if not isinstance(model, Writer) or mesh_shape(evaluator.stage.mesh).sequence > 1:
-        return None
-    prompt = row["tokens"][0][row["segments"][0] > 0][:TOKENS].tolist()
-    if isinstance(model, EncoderDecoder):
-        prompt += [text_end(made.special)]
+        return _filled(evaluator, whole, row, made) if "prediction_positions" in row else None
+    writes = isinstance(model, Writer) and not getattr(model, "clusters", ())
+    if writes and mesh_shape(evaluator.stage.mesh).sequence == 1:
+        return _continued(evaluator, whole, row, made)
+    return None
+
+
+def _continued(evaluator: Evaluator, params: Params, row: Mapping[str, np.ndarray], made: Made) -> str:
+    """Return the first tokens of the row's first segment, and what the model generates after them."""
+    model, mesh, segments = evaluator.stage.assembly.model, evaluator.stage.mesh, row["segments"][0]
+    most = min(TOKENS, getattr(model.config, "positions", 2 * TOKENS) // 2)
+    prompt = row["tokens"][0][segments == segments[0]][:most].tolist()
+    end = text_end(made.special)
+    if isinstance(model, EncoderDecoder) and end not in (None, prompt[-1]):
+        prompt.append(end)
     stop = tuple(made.special[role] for role in ("eod", "sep") if role in made.special)
-    decoding = Decoding(max_tokens=TOKENS, stop=stop)
     plain = model.clone(program=Program(model.program.dtype))
     try:
-        with divided_by(evaluator.stage.mesh):
-            ((written,),) = generate(plain, whole, [prompt], decoding, mesh=evaluator.stage.mesh)
-    except UserError:
-        return None
-    decode = lambda tokens: " ".join(made.tokenizer.decode(tokens, skip_special_tokens=False).split())
-    return f"sample: {decode(prompt)} -> {decode(written)}"
+        with divided_by(mesh):
+            ((written,),) = generate(plain, params, [prompt], Decoding(max_tokens=most, stop=stop), mesh=mesh)
+    except UserError as error:
+        return f"no sample: {error}"
+    before, after = (" ".join(_decoded(made, tokens).split()) for tokens in (prompt, written))
+    return f"sample: {before} -> {after}"
 
 
 def _filled(evaluator: Evaluator, params: Params, row: Mapping[str, np.ndarray], made: Made) -> str:
@@ -78,15 +86,18 @@ def _likeliest(model: nn.Module, params: Params, inputs: Inputs, slots: Array) -
 
 def _text(made: Made, tokens: Sequence[int], predicted: Mapping[int, tuple[int, int]]) -> str:
     """Decode tokens.   predicted: position -> (likeliest token, right token)."""
-    special, parts, begin = {*made.special.values()}, [], 0
+    parts, begin = [], 0
     for place in sorted(predicted):
         if place < len(tokens):
             guess, right = (made.tokenizer.decode([token], skip_special_tokens=False) for token in predicted[place])
             shown = f"[{guess}]" if guess == right else f"[{guess}, not {right}]"
-            parts += [_decoded(made, tokens[begin:place], special), shown]
+            parts += [_decoded(made, tokens[begin:place]), shown]
             begin = place + 1
-    return " ".join(filter(None, [*parts, _decoded(made, tokens[begin:], special)]))
+    return " ".join(filter(None, [*parts, _decoded(made, tokens[begin:])]))
 
 
-def _decoded(made: Made, tokens: Sequence[int], special: Collection[int]) -> str:
-    return made.tokenizer.decode([token for token in tokens if token not in special])
+def _decoded(made: Made, tokens: Sequence[int]) -> str:
+    """Decode tokens, without special ones that frame the text."""
+    frame = {token for role, token in made.special.items() if role != "unk" and not role.startswith("sentinel_")}
+    shown = [token for token in tokens if token not in frame]
+    return made.tokenizer.decode(shown, skip_special_tokens=False)

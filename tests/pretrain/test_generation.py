@@ -16,7 +16,7 @@ from models.core.parameters import leaves, nest
 from models.core.program import Program
 from models.families.registry import FAMILIES
 from pretrain.generation import loop
-from pretrain.generation.decoding import fill, generate, left_padded
+from pretrain.generation.decoding import fill, fills, generate, left_padded
 from pretrain.generation.loop import choose, likeliest, of_next, of_texts, ready
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.protocols import CausalDecoder, EncoderDecoder
@@ -235,6 +235,12 @@ def test_masks_are_filled_with_the_global_tokens_that_rows_name():
 def test_a_model_that_reads_more_than_text_fills_no_masks():
     with pytest.raises(UserError, match="a model of bigbird-etc needs 'global_"):
         fill(MODULES["bigbird-etc"], {}, [5, 6], 6, 8, 1)
+
+
+def test_models_that_fill_masks_are_those_whose_tokens_do_not_see_themselves():
+    """Those of XLNet's content stream do."""
+    assert fills(MODULES["bert"]) and fills(MODULES["electra"])
+    assert not fills(MODULES["xlnet"]) and not fills(MODULES["gpt2"]) and not fills(MODULES["t5"])
 
 
 def test_positions_that_no_row_had_are_said(caplog, tmp_path):
