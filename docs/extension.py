@@ -1,6 +1,7 @@
-"""What pages of the site take from the code when it is built: options of commands, recipes, plans, docstrings.
+"""Sphinx directives that insert parts of the code when the site is built: options of commands, recipes, plans and
+docstrings.
 
-On GitHub a page shows the body of a directive instead, which is the command that prints the same.
+On GitHub a page shows the body of a directive instead: the command that prints the same.
 """
 
 import contextlib
@@ -31,16 +32,16 @@ PLAN_COLUMNS = "recipe", "slice", "mesh", "batch", "HBM GiB", "step ms", "MFU"
 
 
 class FromCode(SphinxDirective):
-    """A directive with arguments, whose body is shown where nothing builds pages."""
+    """Base of the directives. Their body is what GitHub shows."""
 
     has_content = True
     required_arguments = 1
     final_argument_whitespace = True
 
     def table(self, columns: list[str], lines: list[list[str]]) -> list[nodes.Node]:
-        """ValueError where there is nothing to show."""
+        """Return a table. ValueError if it has no lines."""
         if not lines:
-            raise ValueError(f"{self.name} {self.arguments[0]}: finds nothing")
+            raise ValueError(f"{self.name} {self.arguments[0]}: has no rows")
         text = ["| " + " | ".join(cells) + " |" for cells in (columns, ["---"] * len(columns), *lines)]
         parent = nodes.Element()
         self.state.nested_parse(StringList(text, self.get_source_info()[0]), self.content_offset, parent)
@@ -48,7 +49,7 @@ class FromCode(SphinxDirective):
 
 
 class CommandHelp(FromCode):
-    """`PACKAGE COMMAND ...`: what it prints with --help."""
+    """Insert the help of `PACKAGE COMMAND ...`."""
 
     def run(self) -> list[nodes.Node]:
         text = help_of(self.arguments[0].split())
@@ -56,7 +57,7 @@ class CommandHelp(FromCode):
 
 
 class RecipeTable(FromCode):
-    """Names of models: their recipes."""
+    """Insert the recipes of models, given by name."""
 
     def run(self) -> list[nodes.Node]:
         chosen = [row for row in rows() if row["model"] in self.arguments[0].split()]
@@ -65,7 +66,7 @@ class RecipeTable(FromCode):
 
 
 class PlanTable(FromCode):
-    """Beginnings of recipes' names: how they are planned on v5e and v5p."""
+    """Insert the plans on v5e and v5p of recipes, given by the beginnings of their names."""
 
     def run(self) -> list[nodes.Node]:
         begins = tuple(self.arguments[0].split())
@@ -75,7 +76,7 @@ class PlanTable(FromCode):
 
 
 def help_of(words: list[str]) -> str:
-    """What `python -m PACKAGE ... --help` prints, 88 columns wide."""
+    """Return what `python -m PACKAGE ... --help` prints, 88 columns wide."""
     package, *rest = words
     printed = io.StringIO()
     os.environ["COLUMNS"] = "88"
@@ -85,7 +86,7 @@ def help_of(words: list[str]) -> str:
 
 
 def plans(page: str) -> list[dict[str, str]]:
-    """The rows of a page's tables that begin with `recipe`: heading -> text."""
+    """Return the rows of a page's tables whose first column is `recipe`, as heading -> text."""
     found, columns = [], []
     for line in page.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
@@ -99,7 +100,8 @@ def plans(page: str) -> list[dict[str, str]]:
 
 
 def as_rst(app: Sphinx, what: str, name: str, obj, options, lines: list[str]) -> None:
-    """Docstrings are plain text, with `name: what` for arguments; what has columns or is indented stays as it is."""
+    """Turn a plain-text docstring into reStructuredText: `name: meaning` becomes a list item, and columns and indented
+    text a literal block."""
     shown = []
     for paragraph in re.split(r"\n\s*\n", "\n".join(lines)):
         if re.search(r"\S {3,}\S", paragraph) or paragraph.startswith("    "):

@@ -1,4 +1,4 @@
-"""The pictures of docs/families/masks: which keys each query sees, by the masks that the families compute with.
+"""Draw docs/families/masks: which keys each query attends to, from the masks that the models use.
 
 python docs/masks.py
 """
@@ -32,7 +32,7 @@ WORDS = ["the", "lake", "froze", "and", "we", "skated"]
 
 
 class Panel(NamedTuple):
-    """title, what stands beside queries and keys, the mask, and how many of the keys are a memory."""
+    """queries, keys: labels of the axes.   memory: number of keys, from the left, that are a memory."""
 
     title: str
     queries: list[str]
@@ -42,12 +42,12 @@ class Panel(NamedTuple):
 
 
 def rows(*numbers: int) -> jax.Array:
-    """i32[1, length]"""
+    """Return i32[1, length]."""
     return jnp.array([numbers], jnp.int32)
 
 
 def panels() -> dict[str, list[Panel]]:
-    """Picture -> its panels."""
+    """Return the panels of each picture by name."""
     real = rows(*(int(token != "[PAD]") for token in PAIR))
     text = rows(*[1] * len(TEXT))
     documents = rows(*[1] * 5, *[2] * 6)
@@ -72,7 +72,7 @@ def panels() -> dict[str, list[Panel]]:
 
 
 def memory_panel() -> Panel:
-    """As `TransformerXL.read` makes it: 5 remembered tokens, then the row."""
+    """Return the mask of `TransformerXL.read` for a memory of 5 tokens and a row."""
     row, before = TEXT[5:], TEXT[:5]
     ranks = jnp.arange(len(row))[None]
     mask = remembering(jnp.ones((1, 5), jnp.int32), Mask(rows(*[1] * len(row)), ranks, ranks + 1))
@@ -80,7 +80,7 @@ def memory_panel() -> Panel:
 
 
 def xlnet_panels() -> list[Panel]:
-    """Beside each token its place in the order of prediction."""
+    """Return XLNet's two masks; labels have each token's place in the order of prediction."""
     ranks, ones, memory = rows(3, 1, 5, 0, 4, 2), rows(*[1] * 6), jnp.zeros((1, 0), jnp.int32)
     (content, _), (query, _) = both_masks(jnp.zeros_like(ones), ones, ranks, ranks, jnp.arange(6)[None], memory)
     names = [f"{word} ({rank + 1})" for word, rank in zip(WORDS, ranks[0].tolist(), strict=True)]
@@ -88,7 +88,7 @@ def xlnet_panels() -> list[Panel]:
 
 
 def pattern_panels(pattern: Pattern, heads: int, globals_: jax.Array | None = None) -> list[Panel]:
-    """Of the first layer's heads, rows of 64 tokens in blocks of 4."""
+    """Return the masks of the first layer's heads, for rows of 64 tokens in blocks of 4."""
     of_layer = jax.tree.map(lambda array: jnp.asarray(array[0]), on_host(pattern, 1, heads, 64))
     mask = Mask(rows(*[1] * 64), blocks=of_layer, globals=globals_)
     seen = visible(mask)
@@ -97,7 +97,7 @@ def pattern_panels(pattern: Pattern, heads: int, globals_: jax.Array | None = No
 
 
 def draw(panels: Iterable[Panel], out: Path) -> None:
-    """A panel beside the other: a dark square is a key (across) that a query (down) sees."""
+    """Draw panels side by side; a dark square is a key (across) that a query (down) attends to."""
     panels = list(panels)
     figure = Figure((3.6 * len(panels), 3.7), layout="constrained")
     for index, (axes, panel) in enumerate(zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True)):

@@ -144,7 +144,7 @@ def _check_unchanged(options: Training, data: Mapping[str, TaskData], recipe: Re
             f"--from {start}: its weights are not those that the run in --workdir {workdir} began with; restore them, "
             "or use another --workdir"
         )
-    if changes := _changed_options(recipe_before, recipe):
+    if changes := changed_options(recipe_before, recipe):
         raise UserError(
             f"--workdir {workdir}: its run began with other options ({'; '.join(changes)}); give these, or use another "
             "--workdir"
@@ -157,7 +157,7 @@ def _check_unchanged(options: Training, data: Mapping[str, TaskData], recipe: Re
         )
 
 
-def _changed_options(before: Recipe, now: Recipe) -> list[str]:
+def changed_options(before: Recipe, now: Recipe) -> list[str]:
     """Return '--peak 0.001, now 0.01' for each option of `finetune run` in which two recipes differ, except `steps`."""
     old, new = (run_directory.flat(json.loads(to_json(one))) for one in (before, now))
     fields = *dataclasses.fields(Training), *dataclasses.fields(now.objective)

@@ -92,10 +92,8 @@ def _of_trees(options: Attention) -> int:
 
 def maps(options: Attention) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Return the tokens, whether each is special bool[tokens], and attention f32[depth, heads, queries, keys]."""
-    import jax
-
-    from finetune.inside import are_special, attention_shares, unrolled
-    from finetune.rows import TaskRows, joined
+    from finetune.inside import are_special, attention_shares, looked
+    from finetune.rows import joined
     from finetune.texts import encoded
     from pretrain.objectives.protocols import CausalDecoder
     from pretrain.training.opened import open_model
@@ -104,12 +102,9 @@ def maps(options: Attention) -> tuple[list[str], np.ndarray, np.ndarray]:
     made = opened.tokenizer
     length = fitting(options.length, opened.config)
     (row,) = encoded(made, [options.text], ["--text"], length, isinstance(opened.module, CausalDecoder))
-    layout = TaskRows(len(row.tokens), 0, ())
-    model = unrolled(opened, layout.spec)
-    batch = layout.padded(joined([row.tokens], [row.types], {}), np.zeros(1, int))
-    shares = jax.jit(lambda params, batch: attention_shares(model, params, batch))(opened.params, batch)
-    named = [made.tokenizer.id_to_token(token) for token in row.tokens]
-    return named, are_special(made, row.tokens), np.asarray(shares)[:, 0]
+    ((_, shares),) = looked(opened, joined([row.tokens], [row.types], {}), attention_shares)
+    named, size = [made.tokenizer.id_to_token(token) for token in row.tokens], len(row.tokens)
+    return named, are_special(made, row.tokens), shares[:, 0, :, :size, :size]
 
 
 def of_heads(shares: np.ndarray, special: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ from data_pipelines.errors import UserError
 from finetune.__main__ import main
 from finetune.commands import run as command
 from finetune.tasks.classify import Classify
-from finetune.training import weights_of
+from finetune.training import changed_options, weights_of
 from models.blocks.heads import CLASSIFIER, POOLER
 from pretrain.objectives.objective import Phase
 from pretrain.optimizers import Optimizer
@@ -133,6 +133,15 @@ def test_a_run_does_not_go_on_with_other_options(trained, begun, capsys):
     assert main([*arguments(begun, trained), "--peak", "0.1", "--label-smoothing", "0.5"]) == 2
     changes = "(--label-smoothing 0.0, now 0.5; --peak 0.01, now 0.1)"
     assert f"--workdir {trained}: its run began with other options {changes}; give these" in capsys.readouterr().err
+
+
+def test_rows_of_more_lengths_are_no_changed_options(trained):
+    recipe = RunDirectory(trained).read_recipe()
+    (phase,) = recipe.phases
+    more = dataclasses.replace(phase, tasks=(*phase.tasks, dataclasses.replace(phase.tasks[0], name=":8")))
+    assert changed_options(recipe, dataclasses.replace(recipe, phases=(more,))) == []
+    slower = dataclasses.replace(recipe, phases=(more,), schedule=dataclasses.replace(recipe.schedule, peak=0.5))
+    assert changed_options(recipe, slower) == ["--peak 0.01, now 0.5"]
 
 
 def test_a_run_does_not_go_on_where_what_it_began_with_was_trained_anew(trained, begun, capsys):

@@ -129,6 +129,9 @@ def test_the_best_so_far_survives_a_restart_and_what_is_no_number_is_none(corpus
     shutil.rmtree(directory.checkpoints / "20")
     with pytest.raises(UserError, match="--best loss: no checkpoint of .* was evaluated"):
         best_steps(directory, "loss")
+    directory.metrics.write_text("")
+    with pytest.raises(UserError, match="has no evaluation yet; let its run continue"):
+        best_steps(directory, "loss")
 
 
 def test_with_patience_a_run_ends_when_the_best_evaluation_is_so_many_before(corpus_path, tmp_path, monkeypatch):
