@@ -123,7 +123,8 @@ def show_examples(tokenizer: Tokenizer, mask: int, batch: dict[str, np.ndarray],
     """Print each row of a batch: the model's input and, at predicted positions, the target.
 
     mask: id of [MASK].   batch: tokens i32[n, length], segments i32[n, length] (0 = padding); either weights f32[n,
-    length] (each token predicts the next), or prediction_positions and prediction_targets i32[n, predictions] and
+    length] (each token predicts the next; of an encoder's input, targets and weights [n, target_length] are the
+    decoder's, with decoder_segments), or prediction_positions and prediction_targets i32[n, predictions] and
     prediction_weights f32[n, predictions] (0 = unused). Optional: next_sentence or sentence_order i32[n] (-1: one
     segment); ranks i32[n, length] (the order in which tokens are predicted) and reversed i32[n].
     """
@@ -142,6 +143,9 @@ def show_examples(tokenizer: Tokenizer, mask: int, batch: dict[str, np.ndarray],
             heading += ", runs backwards"
         console.print(heading, style="bold")
         console.print(_coloured(tokenizer, batch["tokens"][row][real], targets, mask))
+        if "decoder_segments" in batch:
+            target = batch["targets"][row][batch["decoder_segments"][row] > 0]
+            console.print(Text("target ", style="bold").append(_coloured(tokenizer, target, {}, mask)))
         if "ranks" in batch:
             turns = sorted(targets, key=lambda position: batch["ranks"][row][position])
             order = [(f"{at} {tokenizer.id_to_token(targets[at])}", KEPT) for at in turns]

@@ -79,8 +79,12 @@ class SpecialTokens(NamedTuple):
     def of(cls, corpus: Corpus) -> "SpecialTokens":
         """Return a corpus's ids. Raises UserError if its tokenizer lacks one."""
         ids = corpus.require("pad", "cls", "sep", "mask")
-        ordinary = np.setdiff1d(np.arange(corpus.vocab_size, dtype=np.int32), list(corpus.special.values()))
-        return cls(*ids, ordinary)
+        return cls(*ids, ordinary_tokens(corpus))
+
+
+def ordinary_tokens(corpus: Corpus) -> np.ndarray:
+    """Return the tokens of a corpus's vocabulary that are not special: int32."""
+    return np.setdiff1d(np.arange(corpus.vocab_size, dtype=np.int32), list(corpus.special.values()))
 
 
 def predictions(length: int, rate: float) -> int:
@@ -172,7 +176,7 @@ def mask(
     if masking.ngrams:
         starts = _run_starts(masking.ngrams, keys, maskable, starts)
     if starts is None:
-        positions = _choose_tokens(keys, maskable, wanted, slots)
+        positions = choose(keys, TOKENS, maskable, wanted, slots)
     else:
         positions = _choose_units(keys, maskable, starts, wanted, slots)
     used = positions < length
@@ -219,16 +223,17 @@ def _run_starts(ngrams, keys, maskable, unit_starts):
     return starts
 
 
-def _choose_tokens(keys, maskable, wanted, slots):
-    """Choose `wanted` tokens per row, every set of that size with the same probability. Returns positions, uint32
-    [batch, slots], ascending, then `length` in unused slots."""
+def choose(keys: np.ndarray, stream: int, maskable: np.ndarray, wanted: np.ndarray, slots: int) -> np.ndarray:
+    """Choose `wanted` (int64 [batch]) of the maskable tokens (bool [batch, length]) per row, every set of that size
+    with the same probability. Returns positions, uint32 [batch, slots], ascending, then `length` in unused slots.
+    stream: of the draws."""
     length = maskable.shape[1]
-    order = _shuffled(keys, noise.counters(TOKENS, length), maskable)[:, :slots]
+    order = _shuffled(keys, noise.counters(stream, length), maskable)[:, :slots]
     return _ascending(order, np.arange(slots) < wanted[:, None], length)
 
 
 def _choose_units(keys, maskable, starts, wanted, slots):
-    """Like `_choose_tokens`, but take units in random order, each if it fits in what is left of `wanted`."""
+    """Like `choose`, but take units in random order, each if it fits in what is left of `wanted`."""
     length = maskable.shape[1]
     order = _shuffled(keys, np.cumsum(starts, axis=1, dtype=np.uint32), maskable)
     # Two units with the same hash (in 1 row in 100 of 512 tokens, 1 in 3 of 65,536) count as one; none is split

@@ -3,7 +3,7 @@ from a text that is cut in two (Raffel et al. 2020, arXiv:1910.10683, sections 2
 
 import abc
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
@@ -12,14 +12,16 @@ from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import DocumentStream, end_token
 from data_pipelines.examples.layout import Chosen, Feature, Piece, RowLayout
 from data_pipelines.examples.next_tokens import DocumentsPlan, PairLayout, PairsPlan
+from data_pipelines.tokenizers.made import text_end
 
+PAD, END = "pad", "end"  # start tokens of decoders
 CUT = 0  # the stream of draws for where a text is cut
 
 
 @dataclass(frozen=True)
 class TextToText(RowLayout):
     """Base of text-to-text layouts. A batch holds tokens and segments [length] for the encoder; decoder_tokens (the
-    padding token, then the targets shifted by one), decoder_segments, targets and weights [target_length] for the
+    start token, then the targets shifted by one), decoder_segments, targets and weights [target_length] for the
     decoder. Segments and weights are 1, and 0 at padding. least_target: the shortest target_length with room for
     text."""
 
@@ -49,30 +51,52 @@ class TextToText(RowLayout):
 
 
 @dataclass(frozen=True)
-class Pairs(PairLayout, TextToText):
+class Framed(TextToText):
+    """Base of layouts with a frame around inputs and targets: an end token after them and, if `start` is END and the
+    vocabulary has it, the cls token before them (BART).   start: the decoder's start token, PAD or END (the end token).
+    """
+
+    _: KW_ONLY
+    start: str = PAD
+
+    @property
+    def least_target(self):
+        return 2 + (self.start == END)
+
+    def frame(self, special: Mapping[str, int]) -> tuple[list[int], int, int]:
+        """Return the tokens before inputs and targets, the start token, and the end token."""
+        start, end = start_token(special, self.start), text_end(special)
+        return opening(special, start), start, end
+
+
+@dataclass(frozen=True)
+class Pairs(PairLayout, Framed):
     """Rows of one document each, of two segments: an encoder row with the document's control code or other value's
-    token, if it has one, the input and an end token; and a decoder row with the target and an end token. Segments that
-    do not fit are cut at their ends."""
+    token, if it has one, and the input; and a decoder row with the target. Both are framed; segments that do not fit
+    are cut at their ends."""
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         tokens, inputs, targets, ends = chosen.gather(self._read)
-        return as_batch(tokens, targets, chosen.plans[0].part.corpus.special["pad"], (inputs, ends))
+        return as_batch(tokens, targets, self.frame(chosen.plans[0].part.corpus.special)[1], (inputs, ends))
 
     def _read(self, plan: PairsPlan, _, example: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return inputs and targets, int32 [n, length] and [n, target_length], and their end tokens' places, int64
         [n]."""
-        lead, end = int(plan.prefixes is not None), end_token(plan.part.corpus)
+        first, _, end = self.frame(plan.part.corpus.special)
+        lead = len(first)
 
         def read(begins, sizes, length, lead):
             sizes = np.minimum(sizes + lead, length - 1)
             row = plan.part.read(plan.split, "tokens", begins - lead, length).astype(np.int32)
+            row[:, : len(first)] = first
             row[np.arange(len(row)), sizes] = end
             return row, sizes
 
-        tokens, inputs = read(plan.input_begins[example], plan.inputs[example], self.length, lead)
-        targets, ends = read(plan.target_begins[example], plan.targets[example], self.target_length, 0)
-        if lead:
-            tokens[:, 0] = plan.prefixes[example]
+        prefixed = plan.prefixes is not None
+        tokens, inputs = read(plan.input_begins[example], plan.inputs[example], self.length, lead + prefixed)
+        targets, ends = read(plan.target_begins[example], plan.targets[example], self.target_length, lead)
+        if prefixed:
+            tokens[:, lead] = plan.prefixes[example]
         return tokens, inputs, targets, ends
 
 
@@ -152,3 +176,13 @@ def as_batch(
     arrays = {"tokens": tokens * of_input, "segments": of_input, "decoder_tokens": shifted}
     arrays |= {"decoder_segments": of_target, "targets": targets}
     return arrays | {"weights": of_target.astype(np.float32)}
+
+
+def start_token(special: Mapping[str, int], start: str) -> int | None:
+    """Return the start token PAD or END; None if the vocabulary lacks it."""
+    return special.get("pad") if start == PAD else text_end(special)
+
+
+def opening(special: Mapping[str, int], start: int) -> list[int]:
+    """Return the tokens before inputs and targets of a model with this start token."""
+    return [special["cls"]] if start != special["pad"] and "cls" in special else []

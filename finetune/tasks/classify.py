@@ -171,7 +171,7 @@ class Classify(FinetuningTask):
         if self.auxiliary:
             hidden = hidden_states(model, params, batch, moment.noise)
             factors = model.apply({"params": params}, hidden, method="softmax")
-            nats, hits, _ = softmax_sums(*factors, _next(batch["tokens"]), _next(batch["segments"] > 0)[None] * 1.0)
+            nats, hits, *_ = softmax_sums(*factors, _next(batch["tokens"]), _next(batch["segments"] > 0)[None] * 1.0)
             outputs = self._logits(model, params, gather_positions(hidden, batch["place"][:, None]), moment.noise)
             return self.terms(outputs, batch) | {"text": Term(nats[0], hits[0])}, carry, {}
         twice = [self.scores(model, params, batch, site(moment.noise, time)) for time in range(2)]

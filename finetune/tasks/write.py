@@ -2,15 +2,16 @@
 that precedes the target (Radford et al. 2018, section 3.3)."""
 
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
+from tyro.conf import Suppress
 
 from data_pipelines.command_line import unknown
 from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import Feature
 from data_pipelines.examples.next_tokens import delimiter_token
-from data_pipelines.examples.text_to_text import as_batch
+from data_pipelines.examples.text_to_text import as_batch, opening
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers.made import text_end
 from finetune import metrics
@@ -24,7 +25,7 @@ from pretrain import metrics as texts
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.next_token_prediction import next_token_terms
 from pretrain.objectives.protocols import CausalDecoder, EncoderDecoder
-from pretrain.objectives.sequence_to_sequence import PhaseWithTargets, check_start
+from pretrain.objectives.sequence_to_sequence import PhaseWithTargets, check_start, start_of
 from pretrain.training.targets import ends, texts_after
 
 FIGURES = "BLEU", "chrF", "ROUGE-1", "ROUGE-2", "ROUGE-L", "exact_match", "F1"
@@ -52,6 +53,8 @@ class Write(FinetuningTask):
     target_length: int = 64  # maximum number of target tokens, with the end token; longer targets are cut
     metric: str = FIGURES[0]  # metric that selects the best checkpoint
     bleu_tokenizer: str = "13a"  # tokenizer of sacrebleu; zh for Chinese
+
+    start: Annotated[int, Suppress] = 0  # start token of the model's targets
 
     def __post_init__(self):
         check_ranges(self, {"target_length": COUNT}, "--")
@@ -82,7 +85,8 @@ class Write(FinetuningTask):
         module = family_of(model_config).module(model_config, Program())
         if not isinstance(module, CausalDecoder | EncoderDecoder):
             raise UserError(f"--from: {name_of(model_config)} models cannot write text; use one with a decoder")
-        return super().suited(model_config)
+        suited = super().suited(model_config)
+        return suited if suited.causal else dataclasses.replace(suited, start=start_of(model_config))
 
     def check(self, model_config, corpus, phase):
         if not self.causal:
@@ -101,7 +105,8 @@ class Write(FinetuningTask):
         return Pair(record.where, self.prefix + as_text(record, self.input, record.fields[self.input]), label)
 
     def encode(self, examples, made, labels, length):
-        room = length - 1 - (self.target_length if self.causal else 0)
+        first = [] if self.causal else opening(made.special, self.start)
+        room = length - 1 - (self.target_length if self.causal else len(first))
         if room < 1:
             raise UserError(f"--length {length}: leaves no room for inputs beside --target-length; raise it")
         encoder, told = Encoder(made.tokenizer), Told(list)
@@ -110,27 +115,26 @@ class Write(FinetuningTask):
         for one, text, target in zip(examples, inputs, targets, strict=True):
             if len(text) > room:
                 told[f"inputs longer than {room} tokens, which are cut"].append(one.where)
-            if len(target) >= self.target_length:
+            if len(target) >= self.target_length - len(first):
                 told["targets longer than --target-length, which are cut"].append(one.where)
         tell(told)
         if (end := text_end(made.special)) is None:
             raise UserError("--from: its tokenizer has no eod or sep token to end texts with; use another model")
         inputs = [text[:room] for text in inputs]
-        targets = [np.append(target[: self.target_length - 1], end) for target in targets]
+        targets = [np.array([*[*first, *target][: self.target_length - 1], end]) for target in targets]
         is_known = np.array([one.label is not None for one in examples])
         if self.causal:
             return _continued(inputs, targets, is_known, delimiter_token(made.special))
-        return self._encoded(inputs, targets, is_known, end, made.special["pad"])
+        return self._encoded([np.array([*first, *text, end]) for text in inputs], targets, is_known)
 
-    def _encoded(self, inputs: list, targets: list, is_known: np.ndarray, end: int, start: int) -> Rows:
+    def _encoded(self, tokens: list, targets: list, is_known: np.ndarray) -> Rows:
         """Return rows for the encoder, with the arrays of the decoder as columns."""
         padded = np.zeros((len(targets), self.target_length), np.int32)
         for row, target in zip(padded, targets, strict=True):
             row[: len(target)] = target
         last = np.array([len(target) - 1 for target in targets])
-        batch = as_batch(np.zeros((len(targets), 1), np.int32), padded, start, (np.zeros_like(last), last))
+        batch = as_batch(np.zeros((len(targets), 1), np.int32), padded, self.start, (np.zeros_like(last), last))
         batch["weights"] *= is_known[:, None]
-        tokens = [np.append(text, end) for text in inputs]
         return joined(tokens, [np.zeros_like(row) for row in tokens], {name: batch[name] for name in self.columns})
 
     def forward(self, model, params, batch, moment):

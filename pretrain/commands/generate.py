@@ -123,7 +123,7 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
     ends |= targets.ends(made)
     decoding = dataclasses.replace(options.decoding, stop=tuple(sorted(ends)))
     number, program = options.number or 1, _program(options, opened)
-    before = [] if options.code is None else [prefixes.token(made, options.code)]
+    before = targets.before_inputs(opened) + ([] if options.code is None else [prefixes.token(made, options.code)])
     separators = targets.separators(opened, opened.objectives[:1])
     with_sentinels = lambda prompt: made.tokenizer.encode(prompt, add_special_tokens=False).ids
     encoded = [*map(with_sentinels, prompts)] if has_encoder else encode(made, prompts)

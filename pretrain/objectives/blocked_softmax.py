@@ -19,18 +19,20 @@ LOGITS = 2**26  # per device at once: 256 MiB, and on TPUs large enough to hide 
 
 
 class Sums(NamedTuple):
-    """Sums over tokens f32[sets], one per set of weights: -log p(target), correct predictions, squared log-normaliser.
+    """Sums over tokens f32[sets], one per set of weights: -log p(target), correct predictions, squared log-normaliser,
+    and how much the mean of -log p over the vocabulary exceeds -log p(target) (0 without smoothing).
 
-    Only `nats` is differentiated, and its gradient is that of nats + z_loss * squares: a loss that adds z_loss *
-    squares must divide both sums by the same weight.
+    Only `nats` is differentiated, and its gradient is that of nats + z_loss * squares + smoothing * excess: a loss that
+    adds these must divide all sums by the same weight.
     """
 
     nats: Array
     hits: Array
     squares: Array
+    excess: Array
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
 def softmax_sums(
     hidden: Array,
     table: Array,
@@ -39,31 +41,37 @@ def softmax_sums(
     weights: Array,
     z_loss: float = 0.0,
     axis: str | None = "length",
+    smoothing: float = 0.0,
 ) -> Sums:
     """Compute sums over the tokens of a batch with logits hidden @ table.T + bias.
 
     hidden [rows, length, width], table f32[vocab, width], bias f32[vocab] (-inf in padding), targets i32[rows, length],
-    weights f32[sets, rows, length].   axis: name of the length axis, for the mesh.
+    weights f32[sets, rows, length].   axis: name of the length axis, for the mesh.   smoothing: share of the target
+    that is spread over the vocabulary, without its padding.
     """
     cuts = _cuts(targets.shape, table.shape, axis)
     table = constrain(table.astype(hidden.dtype), "vocab", None)
-    in_block = lambda block: _figures(_logits(block[0], table, bias, axis), block[1])[0]
+    shares = _shares(bias) if smoothing else None
+    in_block = lambda block: _figures(_logits(block[0], table, bias, axis), block[1], shares)[0]
     figures = jax.lax.map(in_block, (_cut(hidden, cuts), _cut(targets, cuts)))
     return _sums(figures, weights, cuts)
 
 
-def _forward(hidden, table, bias, targets, weights, z_loss, axis):
+def _forward(hidden, table, bias, targets, weights, z_loss, axis, smoothing):
     cuts, sets = _cuts(targets.shape, table.shape, axis), weights.shape[0]
+    shares = _shares(bias) if smoothing else None
     table = constrain(table.astype(hidden.dtype), "vocab", None)
 
     def block(gradients, inputs):
         of_table, of_bias = gradients
         x, targets, weights = inputs
         logits = _logits(x, table, bias, axis)
-        figures, (best, total) = _figures(logits, targets)
+        figures, (best, total) = _figures(logits, targets, shares)
         factor = (1.0 + 2.0 * z_loss * (best + jnp.log(total))) / total
-        is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
-        gradient = jnp.exp(logits - best[..., None]) * factor[..., None] - is_target
+        wanted = jnp.arange(logits.shape[-1]) == targets[..., None]
+        if smoothing:
+            wanted = (1.0 - smoothing) * wanted + smoothing * shares
+        gradient = jnp.exp(logits - best[..., None]) * factor[..., None] - wanted
         of_bias += jnp.einsum("dsnk,dsnv->dskv", weights, gradient)
         gradient = gradient.astype(x.dtype)
         weighted = (weights.astype(x.dtype)[..., None] * x[..., None, :]).reshape(*x.shape[:-1], -1)
@@ -79,7 +87,7 @@ def _forward(hidden, table, bias, targets, weights, z_loss, axis):
     return _sums(figures, weights, cuts), (of_hidden, of_table, of_bias.sum((0, 1)), weights)
 
 
-def _backward(z_loss, axis, residuals, cotangents):
+def _backward(z_loss, axis, smoothing, residuals, cotangents):
     of_hidden, of_table, of_bias, weights = residuals
     g = cotangents.nats
     scaled = of_hidden * jnp.tensordot(g, weights, 1)[..., None]
@@ -102,15 +110,24 @@ def _logits(x: Array, table: Array, bias: Array, axis: str | None) -> Array:
     return constrain(logits + bias, "batch", axis, None, "vocab")
 
 
-def _figures(logits: Array, targets: Array) -> tuple[Array, tuple[Array, Array]]:
-    """Compute ([..., n, 3]: nats, hits, squared log-normaliser; (largest logit, sum of exponentials relative to it)).
+def _shares(bias: Array) -> Array:
+    """Return what each token has of a distribution that is even over the vocabulary: f32[vocab], 0 in padding."""
+    is_real = bias > -jnp.inf
+    return is_real / is_real.sum()
+
+
+def _figures(logits: Array, targets: Array, shares: Array | None) -> tuple[Array, tuple[Array, Array]]:
+    """Compute ([..., n, 4]: the figures of `Sums`; (largest logit, sum of exponentials relative to it)).
 
     All exponents are relative to the largest logit, as in `cross_entropy`.
     """
     best = logits.max(-1)
     total = jnp.exp(logits - best[..., None]).sum(-1)
     target, rest = at_targets(logits, targets), jnp.log(total)
-    figures = rest - (target - best), (target >= best).astype(jnp.float32), jnp.square(best + rest)
+    excess = jnp.zeros_like(rest)
+    if shares is not None:
+        excess = target - jnp.sum(jnp.where(shares > 0, logits, 0.0) * shares, -1)
+    figures = rest - (target - best), (target >= best).astype(jnp.float32), jnp.square(best + rest), excess
     return jnp.stack(figures, -1), (best, total)
 
 

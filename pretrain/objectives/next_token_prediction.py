@@ -34,20 +34,22 @@ def next_token_terms(
     moment: Moment,
     decode: str = "decode",
     axis: str | None = "length",
+    smoothing: float = 0.0,
 ) -> dict[str, Term]:
     """Compute the terms of a decoder's `targets`, one per set of weights, plus the z-loss of the first if z_loss is not
-    0.
+    0, and the excess that label smoothing adds to the first if smoothing is not 0.
 
     predictions: as in `Objective`.   decode: method that returns the hidden states.   axis: name of the targets' length
-    axis, for the mesh.
+    axis, for the mesh.   smoothing: share of the target that is spread over the vocabulary.
     """
     variables = {"params": params}
     hidden = model.apply(variables, inputs_of(model, batch), moment.noise, method=decode)
     factors = model.apply(variables, hidden, method="softmax")
     weights = jnp.stack([batch[weights] for _, weights in predictions.values()])
-    nats, hits, squares = softmax_sums(*factors, batch["targets"], weights, z_loss, axis)
-    terms = {term: Term(nats[index], hits[index]) for index, term in enumerate(predictions)}
-    return terms | ({"z": Term(squares[0])} if z_loss else {})
+    sums = softmax_sums(*factors, batch["targets"], weights, z_loss, axis, smoothing)
+    terms = {term: Term(sums.nats[index], sums.hits[index]) for index, term in enumerate(predictions)}
+    terms |= {"z": Term(sums.squares[0])} if z_loss else {}
+    return terms | ({"smoothing": Term(sums.excess[0])} if smoothing else {})
 
 
 @dataclasses.dataclass(frozen=True)

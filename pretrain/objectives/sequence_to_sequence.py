@@ -1,24 +1,28 @@
 """Sequence-to-sequence learning: a decoder predicts the tokens of a target from those before them and from an input
-that an encoder reads (Raffel et al. 2020, sections 3.1 and 3.3)."""
+that an encoder reads (Vaswani et al. 2017, arXiv:1706.03762; Raffel et al. 2020, sections 3.1 and 3.3)."""
 
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+import numpy as np
+
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.examples.denoising import Denoising, Noises
 from data_pipelines.examples.document_stream import counts_with_ends, end_token
 from data_pipelines.examples.span_corruption import Corruption, SpanCorruption, sentinels
-from data_pipelines.examples.text_to_text import Halves, Pairs
+from data_pipelines.examples.text_to_text import END, PAD, Halves, Pairs, opening, start_token
 from models.core.program import Program
-from models.core.ranges import COUNT, NOT_NEGATIVE, check_ranges
+from models.core.ranges import COUNT, NOT_NEGATIVE, RATE, check_ranges
 from models.families.registry import family_of
 from pretrain.objectives.next_token_prediction import INPUT_TARGET, next_token_terms
 from pretrain.objectives.objective import Objective, Phase
 from pretrain.objectives.protocols import EncoderDecoder
 
-SPANS, PREFIX, CAUSAL = "span-corruption", "prefix", "causal"
+SPANS, DENOISING, PREFIX, CAUSAL = "span-corruption", "denoising", "prefix", "causal"
+LAYOUTS = SPANS, DENOISING, INPUT_TARGET, PREFIX, CAUSAL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,35 +47,58 @@ class SequenceToSequence(Objective):
     predictions: ClassVar[Mapping[str, tuple[str, str]]] = MappingProxyType({"lm": ("targets", "weights")})
 
     layout: str = SPANS
-    """Layout of rows. `span-corruption`: targets are the spans that sentinels replace in the input; `input-target`: the
-    two segments of a document; `prefix`: a text split at a random place; `causal`: a text after an empty input."""
+    """Layout of rows. `span-corruption`: targets are the spans that sentinels replace in the input; `denoising`: a text
+    and the same text with noise as the input; `input-target`: the two segments of a document; `prefix`: a text split at
+    a random place; `causal`: a text after an empty input."""
     corruption: Corruption = Corruption()
+    noises: Noises = Noises()
+    start: str = PAD
+    """The model's start token: `pad` (T5), or `end` (BART), the end token; then inputs and targets of `denoising` and
+    `input-target` also begin with the cls token, if the tokenizer has it."""
     z_loss: float = 0.0  # factor of the mean squared log-normaliser of the softmax (T5X: 1e-4)
+    label_smoothing: float = 0.0  # share of the target spread over the vocabulary (Vaswani et al. 2017, section 5.4)
 
     def __post_init__(self):
-        check_ranges(self, {"z_loss": NOT_NEGATIVE}, "objective.")
-        if self.layout not in (SPANS, INPUT_TARGET, PREFIX, CAUSAL):
-            raise ValueError(f"objective.layout={self.layout!r}: use {SPANS}, {INPUT_TARGET}, {PREFIX} or {CAUSAL}")
-        if self.layout != SPANS and self.corruption != Corruption():
-            raise ValueError(f"objective.corruption: has no effect on objective.layout={self.layout}; leave it out")
+        check_ranges(self, {"z_loss": NOT_NEGATIVE, "label_smoothing": RATE}, "objective.")
+        for field, allowed in {"layout": LAYOUTS, "start": (PAD, END)}.items():
+            if getattr(self, field) not in allowed:
+                raise ValueError(f"objective.{field}={getattr(self, field)!r}: use one of {', '.join(allowed)}")
+        read = {
+            "corruption": (self.corruption == Corruption(), (SPANS,)),
+            "noises": (self.noises == Noises(), (DENOISING,)),
+            "start": (self.start == PAD, (DENOISING, INPUT_TARGET)),
+        }
+        for field, (is_default, layouts) in read.items():
+            if not is_default and self.layout not in layouts:
+                raise ValueError(f"objective.{field}: has no effect on objective.layout={self.layout}; leave it out")
 
     def check(self, model_config, corpus, phase):
-        check_start(model_config, corpus)
+        check_start(model_config, corpus, self.start)
 
     def rows(self, phase):
         sizes = phase.length, phase.target_length
         if self.layout == SPANS:
             return SpanCorruption(*sizes, self.corruption)
-        return Pairs(*sizes) if self.layout == INPUT_TARGET else Halves(*sizes, causal=self.layout == CAUSAL)
+        if self.layout == DENOISING:
+            return Denoising(*sizes, self.noises, start=self.start)
+        if self.layout == INPUT_TARGET:
+            return Pairs(*sizes, start=self.start)
+        return Halves(*sizes, causal=self.layout == CAUSAL)
 
     def weights(self, batch):
-        return super().weights(batch) | ({"z": batch["weights"].sum()} if self.z_loss else {})
+        return dict.fromkeys(self.coefficients(0), batch["weights"].sum())
 
     def coefficients(self, step):
-        return {"lm": 1.0} | ({"z": self.z_loss} if self.z_loss else {})
+        named = {"z": self.z_loss, "smoothing": self.label_smoothing}
+        return {"lm": 1.0} | {term: factor for term, factor in named.items() if factor}
 
     def token_counts(self, corpus, phase):
-        counts = counts_with_ends(corpus)
+        first = opening(corpus.special, start_token(corpus.special, self.start))
+        if self.layout == DENOISING:
+            counts, frame = corpus.token_counts().astype(np.float64), [*first, end_token(corpus)]
+            counts[frame] += self.rows(phase).examples_of(corpus.size("train"))
+            return counts
+        counts = counts_with_ends(corpus, first)
         if self.layout != SPANS:
             return counts
         sizes = self.rows(phase).sizes
@@ -81,15 +108,28 @@ class SequenceToSequence(Objective):
         return counts
 
     def loss(self, model, params, batch, carry, moment):
-        arguments = model, params, batch, self.predictions, self.z_loss, moment
-        return next_token_terms(*arguments, decode="decode_targets", axis=None), carry, {}
+        given = model, params, batch, self.predictions, self.z_loss, moment
+        return next_token_terms(*given, "decode_targets", None, self.label_smoothing), carry, {}
 
 
-def check_start(model_config: Any, corpus: Corpus) -> None:
-    """Raise UserError if targets follow another token in training than the model's start token."""
-    start, pad = family_of(model_config).module(model_config, Program()).start, corpus.special["pad"]
-    if start != pad:
+def check_start(model_config: Any, corpus: Corpus, start: str | None = None) -> None:
+    """Raise UserError if the model's start token is not the given one, PAD or END; None: if it is neither."""
+    token = start_of(model_config)
+    named = {name: start_token(corpus.special, name) for name in (PAD, END)}
+    if token not in named.values():
+        there = " or ".join(f"its {name} token {found}" for name, found in named.items() if found is not None)
         raise UserError(
-            f"--corpus {corpus.path}: targets follow its pad token {pad}, but the model starts them with {start}; "
-            f"prepare it with a tokenizer whose pad token is {start}"
+            f"--corpus {corpus.path}: targets can follow {there}, but the model starts them with {token}; prepare it "
+            f"with a tokenizer whose pad or end token is {token}"
         )
+    if start is not None and token != named[start]:
+        right = next(name for name in named if named[name] == token)
+        raise UserError(
+            f"objective.start={start}: targets would follow token {named[start]}, but the model starts them with "
+            f"{token}; set it to {right}"
+        )
+
+
+def start_of(model_config: Any) -> int:
+    """Return the start token of an encoder-decoder's targets."""
+    return family_of(model_config).module(model_config, Program()).start

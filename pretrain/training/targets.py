@@ -16,6 +16,7 @@ from data_pipelines.batches import RowExamples
 from data_pipelines.document import Document
 from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import spread
+from data_pipelines.examples.text_to_text import opening
 from data_pipelines.formats import table
 from data_pipelines.formats.problems import Problems
 from data_pipelines.formats.source import Source
@@ -57,6 +58,13 @@ def separators(opened: Opened, objectives: Sequence[Objective]) -> list[int]:
         )
     delimiters = (delimiter(objective, special) for objective in objectives)
     return [token for token in delimiters if token is not None][:1]
+
+
+def before_inputs(opened: Opened) -> list[int]:
+    """Return the tokens that an encoder-decoder's inputs begin with, as in training."""
+    if not isinstance(opened.module, EncoderDecoder):
+        return []
+    return opening(opened.tokenizer.special, opened.module.start)
 
 
 def ends(made: Made) -> set[int]:
@@ -129,7 +137,7 @@ def make_prompts(
 
     UserError if the model does not read inputs with targets, or if no input fits into a row.
     """
-    made, after = opened.tokenizer, separators(opened, objectives)
+    made, first, after = opened.tokenizer, before_inputs(opened), separators(opened, objectives)
     if not after:
         raise UserError(
             f"--write, --source: {opened.source} does not map inputs to targets; use a run of an encoder-decoder, or "
@@ -138,7 +146,9 @@ def make_prompts(
     room = None
     if opened.run is not None:
         length = opened.recipe.phases[opened.run.phase].length
-        room = length - len(after) - (0 if isinstance(opened.module, EncoderDecoder) else decoding.max_tokens)
+        room = (
+            length - len(first) - len(after) - (0 if isinstance(opened.module, EncoderDecoder) else decoding.max_tokens)
+        )
         if room < 1:
             reason = f"leaves no room for an input in rows of {length} tokens"
             raise UserError(f"--max-tokens {decoding.max_tokens}: {reason}; give fewer")
@@ -149,7 +159,7 @@ def make_prompts(
     if longer := sum(size > decoding.max_tokens for size in sizes):
         message = "%s of %s targets have more than --max-tokens %s tokens, the longest %s"
         log.warning(message, f"{longer:,}", f"{len(sizes):,}", decoding.max_tokens, f"{max(sizes):,}")
-    return [[*one.tokens[:room], *after] for one in asked]
+    return [[*first, *one.tokens[:room], *after] for one in asked]
 
 
 def write(opened: Opened, prompts: Sequence[Sequence[int]], decoding: Decoding, seed: int) -> list[str]:

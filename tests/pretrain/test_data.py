@@ -118,7 +118,7 @@ def test_what_is_wrong_with_a_task_is_said_with_its_name(folder):
 def test_targets_follow_the_token_that_the_model_begins_with():
     SPANS.check(tiny.T5, SimpleNamespace(special={"pad": 0}), None)
     with pytest.raises(
-        UserError, match="^--corpus c: targets follow its pad token 3, but the model starts them with 0; "
+        UserError, match="^--corpus c: targets can follow its pad token 3, but the model starts them with 0; "
     ):
         SPANS.check(tiny.T5, SimpleNamespace(path="c", special={"pad": 3}), None)
 

@@ -58,35 +58,41 @@ HIDDEN = RNG.normal(size=(ROWS, LENGTH, WIDTH)).astype(np.float32)
 TABLE = RNG.normal(size=(VOCAB, WIDTH)).astype(np.float32)
 
 
-def ours(hidden, table, bias, z_loss):
-    sums = softmax_sums(hidden, table, bias, TARGETS, WEIGHTS, z_loss)
+def ours(hidden, table, bias, z_loss, smoothing):
+    sums = softmax_sums(hidden, table, bias, TARGETS, WEIGHTS, z_loss, smoothing=smoothing)
     return FACTORS @ sums.nats, sums
 
 
-def plain(hidden, table, bias, z_loss):
+def plain(hidden, table, bias, z_loss, smoothing):
     logits = jnp.einsum("rlw,vw->rlv", hidden, table) + bias
     normaliser = jax.nn.logsumexp(logits, axis=-1)
     nats = normaliser - jnp.take_along_axis(logits, TARGETS[..., None], -1)[..., 0]
     hits, squares = logits.argmax(-1) == TARGETS, normaliser**2
-    sums = [jnp.tensordot(WEIGHTS, figure, 2) for figure in (nats, hits, squares)]
-    return FACTORS @ (sums[0] + z_loss * sums[2]), tuple(sums)
+    excess = (normaliser - logits[..., :REAL].mean(-1) - nats) * (smoothing > 0)
+    sums = [jnp.tensordot(WEIGHTS, figure, 2) for figure in (nats, hits, squares, excess)]
+    return FACTORS @ (sums[0] + z_loss * sums[2] + smoothing * sums[3]), tuple(sums)
 
 
-@pytest.mark.parametrize("z_loss", [0.0, 0.1])
+@pytest.mark.parametrize(("z_loss", "smoothing"), [(0.0, 0.0), (0.1, 0.2)])
 @pytest.mark.parametrize("logits", [2**26, 4 * ROWS * VOCAB], ids=["one block", "blocks of which the last is shorter"])
-def test_sums_and_gradients_are_the_plain_ones(monkeypatch, logits, z_loss):
+def test_sums_and_gradients_are_the_plain_ones(monkeypatch, logits, z_loss, smoothing):
     monkeypatch.setattr(blocked_softmax, "LOGITS", logits)
     gradients = lambda f: jax.jit(
-        lambda *factors: jax.value_and_grad(lambda *a: f(*a, z_loss), (0, 1, 2), has_aux=True)(*factors)
+        lambda *factors: jax.value_and_grad(lambda *a: f(*a, z_loss, smoothing), (0, 1, 2), has_aux=True)(*factors)
     )
     (_, sums), found = gradients(ours)(HIDDEN, TABLE, BIAS)
     (_, expected_sums), expected = gradients(plain)(HIDDEN, TABLE, BIAS)
-    undifferentiated = softmax_sums(HIDDEN, TABLE, BIAS, TARGETS, WEIGHTS, z_loss)
+    undifferentiated = softmax_sums(HIDDEN, TABLE, BIAS, TARGETS, WEIGHTS, z_loss, smoothing=smoothing)
     for mine, alone, theirs in zip(sums, undifferentiated, expected_sums, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6)
         np.testing.assert_allclose(alone, theirs, rtol=1e-6)
     for mine, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=2e-6)
+    logits = torch.from_numpy((HIDDEN @ TABLE.T + BIAS)[..., :REAL].reshape(-1, REAL))
+    targets = torch.from_numpy(TARGETS.reshape(-1)).long()
+    losses = torch.nn.functional.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
+    smoothed = sums.nats + smoothing * sums.excess
+    np.testing.assert_allclose(smoothed, WEIGHTS.reshape(2, -1) @ losses.numpy(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("differentiated", [False, True])
