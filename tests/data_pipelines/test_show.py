@@ -91,6 +91,16 @@ def test_rows_of_a_stream_are_shown_as_text(corpus):
     assert printed.splitlines() == ["", "example 0: 4 tokens of 5, 4 to predict", "a b [SEP] a"]
 
 
+def test_an_input_is_shown_with_its_target(corpus):
+    rows = {"tokens": [["a", "[MASK]", "[SEP]", "[PAD]"]], "targets": [["a", "b", "a", "[SEP]"]]}
+    printed = shown(corpus, **rows, segments=[[1, 1, 1, 0]], decoder_segments=[[1, 1, 1, 1]], weights=[[1, 1, 1, 1]])
+    assert printed.splitlines()[1:] == [
+        "example 0: 3 tokens of 4, 4 to predict",
+        "a [MASK] [SEP]",
+        "target a b a [SEP]",
+    ]
+
+
 def test_show_takes_a_recipe_and_refuses_what_is_not_there(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("\n\n".join("Some words here. And there." for _ in range(40)))
     run(tmp_path / "out", f"text:{tmp_path}/a.txt", documents="blank-line")

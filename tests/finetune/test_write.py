@@ -71,6 +71,13 @@ def test_an_encoder_reads_inputs_and_a_decoder_targets_with_their_ends(made, cap
     ]
 
 
+def test_targets_that_follow_the_end_token_have_the_frame_of_pretraining(made):
+    _, batch = batch_of(dataclasses.replace(task_of("t5"), start=3), PAIRS, made, 5)
+    assert shown(made, batch["tokens"]) == ["[Cabc[S", "[Cb[S--", "[Clk[S-"]
+    assert shown(made, batch["targets"]) == ["[Cef[S", "[Cgh[S", "[C[S--"]
+    assert shown(made, batch["decoder_tokens"])[:2] == ["[S[Cef", "[S[Cgh"]
+
+
 def test_a_tokenizer_in_which_nothing_ends_texts_is_an_error(made):
     without = made._replace(special={"pad": 0})
     with pytest.raises(Exception, match="--from: its tokenizer has no eod or sep token to end texts with"):

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -113,14 +112,6 @@ def test_what_is_wrong_with_a_task_is_said_with_its_name(folder):
         check(dataclasses.replace(in_tasks(""), model=tiny.BERT))
     with pytest.raises(UserError, match="^task spans: corpus .*/a has 0 sentinels"):
         check_data(in_tasks(""), open_corpora(text(folder), {}))
-
-
-def test_targets_follow_the_token_that_the_model_begins_with():
-    SPANS.check(tiny.T5, SimpleNamespace(special={"pad": 0}), None)
-    with pytest.raises(
-        UserError, match="^--corpus c: targets can follow its pad token 3, but the model starts them with 0; "
-    ):
-        SPANS.check(tiny.T5, SimpleNamespace(path="c", special={"pad": 3}), None)
 
 
 def test_rates_of_tasks_stay_when_a_corpus_has_grown(folder, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.examples.denoising import Noises
 from data_pipelines.loader import Loader
 from models.attention.patterns.pattern import PATTERNS, Pattern
 from models.core.parameters import decays, leaves
@@ -45,10 +46,12 @@ ELSEWHERE = {
     "objective.masking.copies": "test_layouts",
     "objective.corruption.density": "test_span_corruption",
     "objective.corruption.span": "test_span_corruption",
+    "objective.start": "test_sequence_to_sequence",
     "t5.objective.layout": "test_text_to_text",
     "model.labels": "finetune/test_classify",
     "lora": "test_lora",
 }
+ELSEWHERE |= {f"objective.noises.{noise.name}": "test_denoising" for noise in dataclasses.fields(Noises)}
 # Patterns, for the fields that they read; `models/attention/patterns` reads them for all families
 SPARSE = [Pattern("bigbird", block=4, random=1), Pattern("longformer", block=4, windows=(8,), dilations=(1,))]
 SPARSE += [Pattern("fixed", block=4, stride=3)]

@@ -17,6 +17,7 @@ HUGE = 10**12  # a whole number beyond any size or count on a device
 # Numbers of which 0 makes sense: none of it, or the first one. Nothing else tried here does.
 NONE_OR_FIRST = r"dropout|decay|clip|warmup|final|peak|weight|mask|random|memory|len|b1|b2|every|workers|seed|process"
 NONE_OR_FIRST += r"|ngrams\.\d|copies|global_blocks|objective\.globals|z_loss|auxiliary|patience"  # some n are left out
+NONE_OR_FIRST += r"|label_smoothing|permute|infill|delete|rotate"
 ZERO = re.compile(rf"(.*[._])?({NONE_OR_FIRST})")
 NEVER_ZERO = {"log_every", "checkpoint_every"}
 
@@ -24,6 +25,8 @@ NEVER_ZERO = {"log_every", "checkpoint_every"}
 def numbers(recipe):
     """(dotted path, value) of every number of a recipe."""
     fields = flat(json.loads(to_json(recipe)))
+    if fields.get("objective.layout") != "denoising":  # which alone reads noises
+        fields = {path: value for path, value in fields.items() if not path.startswith("objective.noises.")}
     return {path: value for path, value in fields.items() if type(value) in (int, float)}
 
 
