@@ -224,9 +224,11 @@ def _infilled(noises, keys, text, sizes):
     drawn &= ~is_empty | (np.cumsum(is_empty, axis=1) <= allowed[:, None])
     spans = np.count_nonzero(drawn, axis=1)
     left += spans
-    marks = _some(keys, PLACES, np.arange(room) < left[:, None], spans)
-    steps = np.ones(text.shape, np.int64)
-    steps[marks] = lengths[drawn]
+    places = choose(keys, PLACES, np.arange(room) < left[:, None], spans, spans.max())
+    used = np.arange(spans.max()) < spans[:, None]
+    row, place = np.nonzero(used)[0], places[used]
+    steps, marks = np.ones(text.shape, np.int64), np.zeros(text.shape, bool)
+    steps[row, place], marks[row, place] = lengths[drawn], True
     source = np.minimum(np.cumsum(steps, axis=1) - steps, room - 1)
     return np.take_along_axis(text, source, axis=1), marks, left
 

@@ -176,7 +176,7 @@ def mask(
     if masking.ngrams:
         starts = _run_starts(masking.ngrams, keys, maskable, starts)
     if starts is None:
-        positions = choose(keys, TOKENS, maskable, wanted, slots)
+        positions = np.sort(choose(keys, TOKENS, maskable, wanted, slots), axis=1)
     else:
         positions = _choose_units(keys, maskable, starts, wanted, slots)
     used = positions < length
@@ -225,15 +225,15 @@ def _run_starts(ngrams, keys, maskable, unit_starts):
 
 def choose(keys: np.ndarray, stream: int, maskable: np.ndarray, wanted: np.ndarray, slots: int) -> np.ndarray:
     """Choose `wanted` (int64 [batch]) of the maskable tokens (bool [batch, length]) per row, every set of that size
-    with the same probability. Returns positions, uint32 [batch, slots], ascending, then `length` in unused slots.
+    with the same probability. Returns positions, uint32 [batch, slots], in random order, then `length` in unused slots.
     stream: of the draws."""
     length = maskable.shape[1]
     order = _shuffled(keys, noise.counters(stream, length), maskable)[:, :slots]
-    return _ascending(order, np.arange(slots) < wanted[:, None], length)
+    return _positions(order, np.arange(slots) < wanted[:, None], length)
 
 
 def _choose_units(keys, maskable, starts, wanted, slots):
-    """Like `choose`, but take units in random order, each if it fits in what is left of `wanted`."""
+    """Like `choose`, but ascending, and take units in random order, each if it fits in what is left of `wanted`."""
     length = maskable.shape[1]
     order = _shuffled(keys, np.cumsum(starts, axis=1, dtype=np.uint32), maskable)
     # Two units with the same hash (in 1 row in 100 of 512 tokens, 1 in 3 of 65,536) count as one; none is split
@@ -249,7 +249,7 @@ def _choose_units(keys, maskable, starts, wanted, slots):
     if len(unfilled):
         room = (wanted - full)[unfilled]
         chosen[unfilled] |= _fill(order[unfilled], starts[unfilled], full[unfilled], room)
-    return _ascending(order, chosen, length)[:, :slots]
+    return np.sort(_positions(order, chosen, length), axis=1)[:, :slots]
 
 
 def _fill(order, starts, at, room):
@@ -293,11 +293,10 @@ def _shuffled(keys, counters, maskable):
     return order
 
 
-def _ascending(order, chosen, length):
-    """Return the positions of the chosen entries of `order`, ascending, then `length`: uint32, of order's shape."""
+def _positions(order, chosen, length):
+    """Return the positions of the chosen entries of `order`, `length` in place of others: uint32, of order's shape."""
     positions = (order & _position_mask(length, order.dtype)).astype(np.uint32, copy=False)
     np.copyto(positions, np.uint32(length), where=~chosen)
-    positions.sort(axis=1)
     return positions
 
 

@@ -1,5 +1,8 @@
 """Noises on texts: each is undone, has the distribution that it should have, and leaves the frame alone."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -110,21 +113,32 @@ def gaps(noised, text):
     return np.stack([np.diff(kept), np.diff(tokens[kept])], axis=1) - 1
 
 
-def test_lengths_of_spans_are_poisson_distributed_and_their_places_even(corpus):
-    draws = np.random.default_rng(0).integers(0, 2**32, 10**5, dtype=np.uint32)
+def infilled(text, hidden, random):
+    """A text with spans of `hidden` tokens in all masked, in a plain way."""
+    lengths = []
+    while sum(lengths) < hidden:
+        lengths.append(min(random.poisson(3.0), hidden - sum(lengths)))
+    steps = random.permutation([*([1] * (len(text) - hidden)), *(-length for length in lengths)])
+    begins = np.cumsum(np.abs(steps)) - np.abs(steps)
+    return [text[begin] if step == 1 else MASK for begin, step in zip(begins, steps, strict=True)]
+
+
+def test_spans_have_poisson_distributed_lengths_and_any_place(corpus):
+    random = np.random.default_rng(0)
+    draws = random.integers(0, 2**32, 10**5, dtype=np.uint32)
     for mean in (1.0, 3.0, 40.0):
         assert stats.chisquare(*binned(poisson(mean, draws), mean)).pvalue > 1e-3
-    lengths, found, expected = [], np.zeros(10), np.zeros(10)
-    for epoch in range(20):
-        for noised, text in one(corpus, 102, Noises(permute=0.0), epoch):
-            masks, hidden = gaps(noised, text).T
+    lengths, found, expected = ([], []), np.zeros(10), np.zeros(10)
+    for noised, text in (row for epoch in range(20) for row in one(corpus, 102, Noises(permute=0.0), epoch)):
+        for of, tokens in zip(lengths, (noised, infilled(text, 30, random)), strict=True):
+            masks, hidden = gaps(tokens, text).T
             assert hidden.sum() == 30 and (hidden >= 0).all() and not hidden[masks == 0].any()
-            # The first spans: of adjacent ones only the sum is seen, and the last one of a row is cut
-            lengths += hidden[masks > 0][:4][masks[masks > 0][:4] == 1].tolist()
-            tenths = np.arange(len(noised)) * 10 // len(noised)
-            found += np.bincount(tenths[np.equal(noised, MASK)], minlength=10)
-            expected += np.bincount(tenths) * masks.sum() / len(noised)
-    assert stats.chisquare(*binned(np.array(lengths), 3.0)).pvalue > 1e-3 and len(lengths) > 4000
+            of += hidden[masks == 1].tolist()  # of adjacent spans only the sum is seen
+        tenths = np.arange(len(noised)) * 10 // len(noised)
+        found += np.bincount(tenths[np.equal(noised, MASK)], minlength=10)
+        expected += np.bincount(tenths) * noised.count(MASK) / len(noised)
+    table = [np.bincount(np.minimum(of, 8), minlength=9) for of in lengths]
+    assert stats.chi2_contingency(table).pvalue > 1e-3 and np.min(table) > 20
     assert stats.chisquare(found, expected).pvalue > 1e-3
 
 
@@ -190,6 +204,16 @@ def test_frames_are_those_of_the_vocabulary(tmp_path):
     assert rows == {(end, 7, *ids("x"), end, 0, 7, *ids("x"), end, 0, 0), (end, 7, *ids("uvw"), 7, *ids("uvw"), end)}
     with pytest.raises(UserError, match="target_length=2: no room for text; use at least 3"):
         Pairs(7, 2, start=END)
+
+
+def test_the_examples_of_the_page_are_rows(tmp_path):
+    page = (Path(__file__).parents[2] / "docs/how-to/text-to-text.md").read_text()
+    examples = re.findall(r"\| `\.(\w+) ([\d.]+)` \|.*\| `(.*)` \|", page)
+    assert [name for name, *_ in examples] == ["permute", "infill", "mask", "delete", "rotate"]
+    corpus = written(tmp_path, [[4, 3]] * 1000)
+    spelled = lambda noised, text: " ".join("_" if one == MASK else "ABC.DE."[one - text[0]] for one in noised)
+    for name, share, becomes in examples:
+        assert becomes in {spelled(*row) for row in one(corpus, 9, Noises(**NONE | {name: float(share)}))}
 
 
 @pytest.mark.parametrize(
