@@ -46,7 +46,7 @@ def corpus(tmp_path_factory):
     return written(tmp_path_factory.mktemp("c"), [[20, 30, 50]] * 80)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     shape=st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=5), min_size=3, max_size=9),
     length=st.integers(4, 40),
