@@ -153,6 +153,15 @@ def test_a_tokenizer_in_which_nothing_ends_inputs_is_told(corpus):
         targets.separators(opened._replace(tokenizer=lacking), [])
 
 
+def test_inputs_have_the_frame_of_training(corpus):
+    made = stored.load(corpus / "tokenizer")
+    made, end = made._replace(special=made.special | {"cls": 2}), made.special["sep"]
+    for start, first in ((0, []), (end, [2])):
+        opened = Opened(Path("hf"), T5(tiny.T5, Program(), start=start), {}, None, made, None)
+        asked = [targets.Asked([9, 8], "", ("x",))]
+        assert targets.make_prompts(asked, opened, [], Decoding()) == [[*first, 9, 8, end]]
+
+
 def test_a_run_says_which_rows_leave_out_what_stands_before_documents(corpus):
     said = lambda recipe: data_lines(recipe, {"": Corpus(corpus)}, None)
     expected = f"--corpus {corpus}: the rows leave out the tone before each document"
