@@ -34,7 +34,8 @@ LONGEST_SPAN = 1000  # tokens, on average
 class Noises:
     """Which noises are put on a text, in the order in which they are. Raises UserError for values out of range.
 
-    The published models' command also has random=0.1, span=3.5, and spans that count words instead of tokens.
+    The defaults are the paper's. The command of the published models (facebookresearch/fairseq, issue 1899) has
+    random=0.1 and span=3.5, and its spans count words, not tokens.
     """
 
     permute: float = 1.0  # share of the rows whose sentences are put in a random order
