@@ -16,7 +16,7 @@ from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
 from models.attention.multi_head import MultiHeadAttention, attention_of
 from models.attention.transformer import TransformerLayer
-from models.blocks.heads import tied_logits
+from models.blocks.heads import WithHeads, tied_logits
 from models.blocks.layer import LayerSizes, layer_sizes
 from models.blocks.norm import Norm
 from models.blocks.stack import stack
@@ -72,51 +72,58 @@ class CachedDecoderLayer(DecoderLayer):
 
 
 class Side(nn.Module):
-    """One of the two stacks; norms stand before the blocks, with one more after the last layer.
+    """One of the two stacks.
 
-    buckets: of the relative position biases.
+    pre_norm: whether norms stand before the blocks; then the stack ends with one more, and dropout.
+    buckets: of relative position biases; None without them.
     """
 
     sizes: LayerSizes
     depth: int
     program: Program
-    buckets: Buckets
+    pre_norm: bool = False
+    buckets: Buckets | None = None
 
     def setup(self):
         sizes = self.sizes
-        self.norm = Norm(sizes.norm_epsilon, self.program.compute, sizes.norm)
-        init = nn.initializers.normal(sizes.init_std or sizes.width**-0.5)
-        self.distances = parameter(self, "distances", init, (self.buckets.number, sizes.heads))
+        self.norm = Norm(sizes.norm_epsilon, self.program.compute, sizes.norm) if self.pre_norm else None
+        if self.buckets is not None:
+            init = nn.initializers.normal(sizes.init_std or sizes.width**-0.5)
+            self.distances = parameter(self, "distances", init, (self.buckets.number, sizes.heads))
+
+    def placed(self, x: Array, positions: Array | None = None) -> Array:
+        """Add positions to embeddings x f32[rows, n, width], which are those at i32[rows, n], by default 0, 1, 2 ..."""
+        return x
 
     def mask(self, segments: Array, **how: bool) -> Mask:
         """Return the mask of whole rows with segments i32[rows, n].   how: as in `Mask`."""
+        if self.buckets is None:
+            return Mask(segments, **how)
         length = segments.shape[1]
         return Mask(segments, distances=row_bias(self.distances, length, length, self.buckets), **how)
 
-    def cached_bias(self, queries: int, places: int, filled: Array) -> Array:
-        """Return the position biases of tokens that follow the cached ones."""
-        return next_bias(self.distances, queries, places, filled, self.buckets)
+    def cached_bias(self, queries: int, places: int, filled: Array) -> Array | None:
+        """Return the position biases, if any, of tokens that follow the cached ones."""
+        return None if self.buckets is None else next_bias(self.distances, queries, places, filled, self.buckets)
 
     @nn.compact
     def __call__(self, x: Array, shared: Any, noise: Noise, kind: type = TransformerLayer, states: Any = None):
         """Run the layers: x [rows, n, width] -> (the same shape, what layers of this kind return besides x)."""
-        layer = kind(self.sizes, self.program, pre_norm=True, parent=None)
+        layer = kind(self.sizes, self.program, pre_norm=self.pre_norm, parent=None)
         x, put_out = stack(self, [layer], self.depth, x, shared, noise, self.program, states=states)
-        return self.norm(x), put_out
+        return self.norm(x) if self.pre_norm else x, put_out
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(WithHeads):
     """Base class of encoder-decoder families, whose `setup` makes `encoder` and `decoder`, each a `Side`.
 
     start: the decoder's token before the first token of a text.
     """
 
-    config: Any
-    program: Program
     start: int = 0
 
     def embed(self, tokens: Array) -> Array:
-        """Embed tokens i32[rows, n], or distributions as in `token_rows` -> f32[rows, n, width], before dropout."""
+        """Embed tokens i32[rows, n], or distributions as in `token_rows` -> f32[rows, n, width], without positions."""
         raise NotImplementedError
 
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
@@ -125,21 +132,37 @@ class EncoderDecoder(nn.Module):
 
     def encode(self, inputs: Inputs, noise: Noise = None) -> Array:
         """Run the encoder -> [rows, length, width]. Dropout is on if noise u32[rows, 2] is given."""
-        mask = self.encoder.mask(inputs["segments"])
-        return self._side(self.encoder, inputs["tokens"], mask, mask.axis, noise)
+        mask, positions = self.encoder.mask(inputs["segments"]), inputs.get("positions")
+        return self._side(self.encoder, inputs["tokens"], positions, mask, mask.axis, noise)
 
     def decode_targets(self, inputs: Inputs, noise: Noise = None) -> Array:
         """Run encoder and decoder -> the decoder's output [rows, target_length, width]; noise as in `encode`."""
         encoded, segments = self.encode(inputs, noise), inputs["decoder_segments"]
         mask = self.decoder.mask(segments, causal=True, whole=True)
         shared = mask, encoded, Mask(inputs["segments"], queries=segments, whole=True)
-        return self._side(self.decoder, inputs["decoder_tokens"], shared, mask.axis, site(noise, 3), DecoderLayer)
+        return self._side(self.decoder, inputs["decoder_tokens"], None, shared, mask.axis, site(noise, 3), DecoderLayer)
 
-    def _side(self, side: Side, tokens: Array, shared: Any, axis: str | None, noise: Noise, kind: type | None = None):
+    def decode_again(self, inputs: Inputs, noise: Noise = None) -> Array:
+        """Run both stacks on the same texts -> the decoder's output [rows, length, width], as heads for tasks read it.
+
+        The decoder reads the tokens behind the start token (Lewis et al. 2020, section 3)."""
+        tokens = jnp.pad(inputs["tokens"][:, :-1], ((0, 0), (1, 0)), constant_values=self.start)
+        return self.decode_targets({**inputs, "decoder_tokens": tokens, "decoder_segments": inputs["segments"]}, noise)
+
+    def _side(
+        self,
+        side: Side,
+        tokens: Array,
+        positions: Array | None,
+        shared: Any,
+        axis: str | None,
+        noise: Noise,
+        kind: type = TransformerLayer,
+    ):
         rate = self.config.dropout
-        x = dropout(self.embed(tokens), rate, site(noise, 0)).astype(self.program.compute)
-        x, _ = side(constrain(x, "batch", axis, None), shared, site(noise, 1), kind or TransformerLayer)
-        return constrain(dropout(x, rate, site(noise, 2)), "batch", axis, None)
+        x = dropout(side.placed(self.embed(tokens), positions), rate, site(noise, 0)).astype(self.program.compute)
+        x, _ = side(constrain(x, "batch", axis, None), shared, site(noise, 1), kind)
+        return constrain(dropout(x, rate, site(noise, 2)) if side.pre_norm else x, "batch", axis, None)
 
     def begin(self, inputs: Inputs, room: int) -> tuple[Array, Cache]:
         """Encode texts and read the decoder's start token -> (its hidden [rows, 1, width], a cache with room for `room`
@@ -149,7 +172,7 @@ class EncoderDecoder(nn.Module):
         cache = empty_cache(side.depth, rows, 1 + room, side.sizes, self.program.compute)
         context = Cache(keys, values, inputs["segments"], jnp.int32(keys.shape[3]))
         first = jnp.full((rows, 1), self.start, jnp.int32)
-        first = {"tokens": first, "segments": jnp.ones_like(first)}
+        first = {"tokens": first, "segments": jnp.ones_like(first), "positions": jnp.zeros_like(first)}
         return self.advance(first, cache._replace(context=context))
 
     def advance(self, inputs: Inputs, cache: Cache) -> tuple[Array, Cache]:
@@ -158,7 +181,9 @@ class EncoderDecoder(nn.Module):
         segments, filled = caches.put(cache.segments, new, cache.filled, 1), cache.filled
         mask = caches.seen(segments, new, filled, self.decoder.cached_bias(new.shape[1], segments.shape[1], filled))
         shared = mask, filled, Mask(context.segments, queries=new.reshape(len(context.segments), -1))
-        x = self.embed(inputs["tokens"]).astype(self.program.compute)
+        places = filled + jnp.broadcast_to(jnp.arange(new.shape[1]), new.shape)
+        x = self.embed(inputs["tokens"])
+        x = self.decoder.placed(x, inputs.get("positions", places)).astype(self.program.compute)
         x = jnp.where(caches.has_room(cache, new.shape[1]), x, jnp.nan)
         states = (cache.keys, cache.values), (context.keys, context.values)
         x, (keys, values) = self.decoder(x, shared, None, CachedDecoderLayer, states)
@@ -176,7 +201,8 @@ class EncoderDecoder(nn.Module):
 
     def __call__(self, inputs: Inputs):
         """Run every part once, for initialisation."""
-        return self.token_logits(self.decode_targets(inputs))
+        hidden = self.decode_targets(inputs)
+        return self.token_logits(hidden), self.apply_heads(hidden)
 
 
 def attentions(config: Any, shape: Shape, memory: int) -> list[Attention]:
@@ -184,8 +210,9 @@ def attentions(config: Any, shape: Shape, memory: int) -> list[Attention]:
     sizes = layer_sizes(config)
     target = attention_of(sizes, shape.target_length)._replace(whole=True)
     within = attention_of(sizes, shape.length), target._replace(causal=True)
-    biased = [attention._replace(biased=True, by_distance=True) for attention in within]
-    return [*biased, target._replace(context=shape.length)]
+    if hasattr(config, "buckets"):
+        within = [attention._replace(biased=True, by_distance=True) for attention in within]
+    return [*within, target._replace(context=shape.length)]
 
 
 def seen(config: Any, shape: Shape) -> float:

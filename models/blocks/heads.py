@@ -158,7 +158,7 @@ def task_head(
 ) -> Head:
     """Return a task head with one score for each of the model's labels, or with `features` scores.
 
-    hf: Hugging Face's name of its last dense layer.   dense: of the dense layer before, '' without one.   between: the
+    hf: Hugging Face's name of its last dense layer, '' if no class has it.   dense: of the dense layer before, '' without one.   between: the
     activation between them; None for that of the layers.   reads: as in `Head`.   drops: whether there is dropout.
     summary: whether there is none before the first of two dense layers, as in what Hugging Face calls a summary.
     """
@@ -170,7 +170,7 @@ def task_head(
 
     rows = dense_parameters(f"{name}/dense", ("width", None), {part: dense}) if dense else []
     of_score = "label" if features is None else None
-    scores = dense_parameters(f"{name}/scores", ("width", of_score), {part: hf})
+    scores = dense_parameters(f"{name}/scores", ("width", of_score), {part: hf} if hf else {})
     return Head(name, module, (*rows, *scores[: 1 + biased]), reads)
 
 

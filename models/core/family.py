@@ -97,6 +97,7 @@ class HuggingFace(NamedTuple):
     assumed: name in config.json -> the value that it must have, if present; with another the class computes something
         else.
     of_softmax: tensors that classes with heads lack.
+    zeros: tensors that models here lack; those of a folder must be zero.
     """
 
     folder: str
@@ -112,6 +113,7 @@ class HuggingFace(NamedTuple):
     assumed: Mapping[str, Any] = MappingProxyType({})
     untied: Mapping[str, str] = MappingProxyType({})
     of_softmax: tuple[str, ...] = ()
+    zeros: tuple[str, ...] = ()
 
 
 class Family(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any
 from models.core.family import Family
 from models.families import (
     albert,
+    bart,
     bert,
     bigbird,
     ctrl,
@@ -17,12 +18,14 @@ from models.families import (
     longformer,
     roberta,
     t5,
+    transformer,
     transformer_xl,
     xlnet,
 )
 
 FAMILIES: dict[str, Family] = {
     "albert": albert.FAMILY,
+    "bart": bart.FAMILY,
     "bert": bert.FAMILY,
     "bigbird": bigbird.FAMILY,
     "bigbird-etc": etc.FAMILY,
@@ -35,6 +38,7 @@ FAMILIES: dict[str, Family] = {
     "mt5": t5.MT5,
     "roberta": roberta.FAMILY,
     "t5": t5.FAMILY,
+    "transformer": transformer.FAMILY,
     "transformer-xl": transformer_xl.FAMILY,
     "xlnet": xlnet.FAMILY,
 }

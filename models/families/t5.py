@@ -80,13 +80,14 @@ class T5(EncoderDecoder):
     """Both stacks, the embeddings that they share, and the output weights."""
 
     def setup(self):
+        super().setup()
         c = self.config
         self.tokens = token_table(self, c.vocab_size, c.width, 1.0)
         # As in Mesh TensorFlow, so that initial logits are near 1; transformers' std of 1 gives sqrt(width).
         self.lm_head = None if c.tied else token_table(self, c.vocab_size, c.width, c.width**-0.5, "lm_head")
         sizes, buckets = layer_sizes(c), Buckets(c.buckets, c.furthest, ahead=True)
-        self.encoder = Side(sizes, c.depth, self.program, buckets=buckets)
-        self.decoder = Side(sizes, c.decoder_depth, self.program, buckets=buckets._replace(ahead=False))
+        self.encoder = Side(sizes, c.depth, self.program, pre_norm=True, buckets=buckets)
+        self.decoder = Side(sizes, c.decoder_depth, self.program, True, buckets._replace(ahead=False))
 
     def embed(self, tokens: Array) -> Array:
         """See `EncoderDecoder.embed`."""

@@ -195,7 +195,10 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
             raise UserError(
                 f"{folder}: {target} differs from {source}, but this model ties them; give a folder of a tied model"
             )
-    others = [name for name in stored.found if name not in wanted and name not in model.tied]
+    for name in model.zeros:
+        if name in stored.found and stored.read(name).any():
+            raise UserError(f"{folder}: {name} is not zero, which this model has no place for; give another folder")
+    others = [name for name in stored.found if name not in wanted and name not in (*model.tied, *model.zeros)]
     unexpected = [name for name in others if name not in known and not name.endswith(BUFFERS)]
     if heads_anew:
         unexpected = [name for name in unexpected if name.startswith(model.trunk)]

@@ -1,0 +1,146 @@
+"""Encoder-decoders with absolute positions and norms behind the blocks, as in BART and the Transformer: config, module,
+parameter table, and a function that declares such a family."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from jax import Array
+
+from models.attention.encoder_decoder import INPUTS, EncoderDecoder, Side, attentions, seen
+from models.blocks.checks import check_activation, check_sizes
+from models.blocks.embeddings import padding_bias, token_rows, token_table
+from models.blocks.layer import layer_sizes
+from models.blocks.tables import dense_parameters, norm_parameters
+from models.core.family import Converter, Family, Head, HuggingFace
+from models.core.parameters import LAYERS, Parameter, Slot
+from models.core.ranges import COUNT, RATE, check_ranges
+from models.core.sharding import constrain
+
+# Names in the config.json of transformers' BART and its relatives -> config fields
+HF_FIELDS = {
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "positions",
+    "d_model": "width",
+    "encoder_layers": "depth",
+    "decoder_layers": "decoder_depth",
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), "heads"),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), "feed_forward"),
+    "activation_function": "activation",
+}
+_TABLES = "lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
+
+
+@dataclasses.dataclass(frozen=True)
+class AbsoluteConfig:
+    """Sizes and rates; the defaults are those of the Transformer's base model (Vaswani et al. 2017, table 3)."""
+
+    vocab_size: int = 37000  # number of tokens, without padding rows
+    positions: int = 1024  # length of the longest sequence, in tokens
+    width: int = 512  # hidden size
+    depth: int = 6  # number of layers of the encoder
+    decoder_depth: int = 6  # number of layers of the decoder
+    heads: int = 8  # attention heads in each layer
+    feed_forward: int = 2048  # width inside the feed-forward block
+    activation: str = "relu"  # activation function of the feed-forward block
+    dropout: float = 0.1  # dropout rate of embeddings and block outputs
+    attention_dropout: float = 0.0  # dropout rate of attention probabilities
+
+    norm_epsilon: ClassVar[float] = 1e-5
+
+    def __post_init__(self):
+        counts = dict.fromkeys(("vocab_size", "positions", "decoder_depth"), COUNT)
+        check_ranges(self, counts | {"dropout": RATE, "attention_dropout": RATE}, "model.")
+        check_sizes(self, "model.")
+        check_activation(self)
+
+
+class PlacedSide(Side):
+    """A stack with norms behind the blocks.   positions: number of positions."""
+
+    positions: int = 0
+
+
+class AbsoluteEncoderDecoder(EncoderDecoder):
+    """Both stacks, and the embeddings that they share with the softmax.   side: the kind of both stacks."""
+
+    side: ClassVar[type[PlacedSide]]
+
+    def setup(self):
+        super().setup()
+        c = self.config
+        self.tokens = token_table(self, c.vocab_size, c.width, c.init_std or c.width**-0.5)
+        self.encoder = self.side(layer_sizes(c), c.depth, self.program, positions=c.positions)
+        self.decoder = self.side(layer_sizes(c), c.decoder_depth, self.program, positions=c.positions)
+
+    def embed(self, tokens: Array) -> Array:
+        """See `EncoderDecoder.embed`."""
+        return token_rows(constrain(self.tokens, "vocab", None), tokens)
+
+    def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
+        """See `Decoder.softmax`."""
+        return hidden, self.tokens, padding_bias(self.config.vocab_size)
+
+
+def stacks_parameters() -> list[Parameter]:
+    """Return the table rows of two stacks with norms behind the blocks, by the names of transformers' BART."""
+    rows = []
+    for side, attentions in (("encoder", ("self",)), ("decoder", ("self", "encoder"))):
+        layer = f"model.{side}.layers.{{layer}}"
+
+        def norm(path: str, name: str, side: str = side, layer: str = layer) -> list[Parameter]:
+            return norm_parameters(f"{side}/layers/{path}/norm", (LAYERS, "width"), {"model": f"{layer}.{name}"})
+
+        def dense(path: str, axes: tuple, name: str, side: str = side, layer: str = layer) -> list[Parameter]:
+            return dense_parameters(f"{side}/layers/{path}", (LAYERS, *axes), {"model": f"{layer}.{name}"})
+
+        for kind in attentions:
+            path = "attention" if kind == "self" else "cross_attention"
+            for name in ("query", "key", "value"):
+                rows += dense(f"{path}/{name}", ("width", "heads"), f"{kind}_attn.{name[0]}_proj")
+            rows += dense(f"{path}/output", ("heads", "width"), f"{kind}_attn.out_proj")
+            rows += norm(path, f"{kind}_attn_layer_norm")
+        rows += dense("feed_forward/up", ("width", "feed_forward"), "fc1")
+        rows += dense("feed_forward/down", ("feed_forward", "width"), "fc2")
+        rows += norm("feed_forward", "final_layer_norm")
+    return rows
+
+
+def absolute_family(
+    config: type,
+    sizes: dict[str, Any],
+    trunk: Callable,
+    table: Callable[[Any], list[Parameter]],
+    architectures: Mapping[str, tuple[str, ...]],
+    constants: Mapping[str, Any],
+    settings: Mapping[str, str | Converter],
+    heads: tuple[Head, ...] = (),
+    **of_class: Any,
+) -> Family:
+    """Declare a family.   table: its rows beside those of tokens and stacks.   settings: added to the dropout rates.
+    of_class: other fields of `HuggingFace`."""
+    tokens = Parameter("tokens", ("vocab", "embedding"), {"model": Slot("model.shared.weight")})
+    return Family(
+        config=config,
+        sizes=sizes,
+        inputs=INPUTS,
+        trunk=trunk,
+        table=lambda c: [tokens, *table(c), *stacks_parameters()],
+        heads=heads,
+        hf={
+            "model": HuggingFace(
+                folder="",
+                architectures=architectures,
+                constants={"is_encoder_decoder": True, **constants},
+                fields=HF_FIELDS,
+                settings={"dropout": "dropout", "attention_dropout": "attention_dropout", **settings},
+                tied=dict.fromkeys(_TABLES, "model.shared.weight"),
+                trunk="model.",
+                zeros=("final_logits_bias",),
+                **of_class,
+            )
+        },
+        seen=seen,
+        attention="self",
+        attentions=attentions,
+    )
