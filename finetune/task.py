@@ -20,7 +20,7 @@ from models.core.parameters import Noise, Params
 from models.core.program import Program
 from models.families.registry import family_of
 from pretrain.objectives.objective import Batch, Moment, Objective, Spec, Term, inputs_of
-from pretrain.objectives.protocols import CausalDecoder
+from pretrain.objectives.protocols import CausalDecoder, EncoderDecoder
 
 HEAD = 1 << 16  # the site of a head's noise, different from all sites of the trunk
 Examples = Sequence[Any]  # of one file; `where` of each is its file and line
@@ -44,12 +44,18 @@ class FinetuningTask(Objective):
     bucket: Annotated[tuple[int, int], Suppress] = (0, 0)
     part: Annotated[tuple[int, int], Suppress] = (0, 0)  # range of the model's labels that this task uses; (0, 0): all
     causal: Annotated[bool, Suppress] = False  # whether the model reads from left to right
+    at_end: Annotated[bool, Suppress] = False  # whether heads read a row at its last token
     marks_globals: Annotated[bool, Suppress] = False  # whether the model reads which tokens are global
 
     def suited(self, model_config: Any) -> Self:
         """Return this task adapted to a model."""
-        marks_globals = getattr(model_config, "global_projections", False)
-        return dataclasses.replace(self, causal=is_causal(model_config), marks_globals=marks_globals)
+        module = family_of(model_config).module(model_config, Program())
+        return dataclasses.replace(
+            self,
+            causal=isinstance(module, CausalDecoder),
+            at_end=isinstance(module, CausalDecoder | EncoderDecoder),
+            marks_globals=getattr(model_config, "global_projections", False),
+        )
 
     @abc.abstractmethod
     def read(self, file: Path, is_labelled: bool = True) -> Examples:
@@ -135,9 +141,11 @@ def hidden_states(
 ) -> Array:
     """Return the trunk's hidden states [rows, length, width], or only those at slots i32[rows, n]: [rows, n, width]."""
     inputs, variables = inputs_of(model, batch), {"params": params}
-    if not isinstance(model, CausalDecoder):
+    if not isinstance(model, CausalDecoder | EncoderDecoder):
         return model.apply(variables, inputs, noise, slots, method="encode")
-    hidden = model.apply(variables, inputs, noise, method="decode")
+    hidden = model.apply(
+        variables, inputs, noise, method="decode" if isinstance(model, CausalDecoder) else "decode_again"
+    )
     return hidden if slots is None else gather_positions(hidden, slots)
 
 

@@ -23,23 +23,23 @@ class Row(NamedTuple):
 
 
 def encoded(
-    made: Made, texts: Sequence[tuple[str, ...]], wheres: Sequence[str], length: int, causal: bool
+    made: Made, texts: Sequence[tuple[str, ...]], wheres: Sequence[str], length: int, at_end: bool
 ) -> list[Row]:
     """Encode each text or pair of texts as a row of at most `length` tokens; the longer text of a pair is cut first.
 
-    The tokenizer adds the special tokens. A head reads the row's `cls` token, or for a causal model the last token, the
-    delimiter that `ending` appends (Radford et al. 2018, section 3.3).
+    The tokenizer adds the special tokens. A head reads the row's `cls` token or, with at_end, the last token: for a
+    causal model the delimiter that `ending` appends (Radford et al. 2018, section 3.3).
 
     wheres: file and line of each text, for the warning about cut texts.
     """
-    told, cls = Told(list), None if causal else made.special.get("cls")
+    told, cls = Told(list), None if at_end else made.special.get("cls")
     found = encodings(made, texts, wheres, length, told)
     tell(told)
     return [_row(one, cls) for one in found]
 
 
 def in_windows(
-    made: Made, texts: Sequence[tuple[str]], wheres: Sequence[str], length: int, causal: bool, stride: int
+    made: Made, texts: Sequence[tuple[str]], wheres: Sequence[str], length: int, at_end: bool, stride: int
 ) -> list[list[Row]]:
     """Encode each text as overlapping rows that cover all of it. Rows start `stride` tokens apart, by default half of
     the tokens of a text that fit a row. UserError if rows would skip tokens."""
@@ -48,7 +48,7 @@ def in_windows(
         raise UserError(
             f"--length {length}: fits {room} tokens of a text, but --stride is {stride}; raise it or lower --stride"
         )
-    told, cls = Told(list), None if causal else made.special.get("cls")
+    told, cls = Told(list), None if at_end else made.special.get("cls")
     found = encodings(made, texts, wheres, length, told, room - (stride or room // 2))
     tell(told)
     return [[_row(window, cls) for window in (one, *one.overflowing)] for one in found]

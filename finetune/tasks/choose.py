@@ -95,7 +95,7 @@ class Choose(FinetuningTask):
     def encode(self, examples, made, labels, length):
         texts = [pair for one in examples for pair in one.texts]
         wheres = [one.where for one in examples for _ in one.texts]
-        rows = iter(encoded(made, texts, wheres, length, self.causal))
+        rows = iter(encoded(made, texts, wheres, length, self.at_end))
         longest, of_tokens = [], {f"choice_{name}": [] for name in INPUTS}
         columns = {name: np.zeros((len(examples), self.texts), one.dtype) for name, one in self.columns.items()}
         for index, one in enumerate(examples):

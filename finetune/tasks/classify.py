@@ -137,7 +137,7 @@ class Classify(FinetuningTask):
         return tuple(found)
 
     def encode(self, examples, made, labels, length):
-        texts = made, [one.texts for one in examples], [one.where for one in examples], length, self.causal
+        texts = made, [one.texts for one in examples], [one.where for one in examples], length, self.at_end
         found = in_windows(*texts, self.stride) if self.windows else [[row] for row in encoded(*texts)]
         number = {label: index for index, label in enumerate(labels)}
         values = []

@@ -56,9 +56,9 @@ class AbsoluteConfig:
 
 
 class PlacedSide(Side):
-    """A stack with norms behind the blocks.   positions: number of positions."""
+    """A stack with norms behind the blocks.   rows: number of positions."""
 
-    positions: int = 0
+    rows: int = 0
 
 
 class AbsoluteEncoderDecoder(EncoderDecoder):
@@ -70,8 +70,8 @@ class AbsoluteEncoderDecoder(EncoderDecoder):
         super().setup()
         c = self.config
         self.tokens = token_table(self, c.vocab_size, c.width, c.init_std or c.width**-0.5)
-        self.encoder = self.side(layer_sizes(c), c.depth, self.program, positions=c.positions)
-        self.decoder = self.side(layer_sizes(c), c.decoder_depth, self.program, positions=c.positions)
+        self.encoder = self.side(layer_sizes(c), c.depth, self.program, rows=c.positions)
+        self.decoder = self.side(layer_sizes(c), c.decoder_depth, self.program, rows=c.positions)
 
     def embed(self, tokens: Array) -> Array:
         """See `EncoderDecoder.embed`."""
@@ -85,7 +85,7 @@ class AbsoluteEncoderDecoder(EncoderDecoder):
 def stacks_parameters() -> list[Parameter]:
     """Return the table rows of two stacks with norms behind the blocks, by the names of transformers' BART."""
     rows = []
-    for side, attentions in (("encoder", ("self",)), ("decoder", ("self", "encoder"))):
+    for side, kinds in (("encoder", ("self",)), ("decoder", ("self", "encoder"))):
         layer = f"model.{side}.layers.{{layer}}"
 
         def norm(path: str, name: str, side: str = side, layer: str = layer) -> list[Parameter]:
@@ -94,7 +94,7 @@ def stacks_parameters() -> list[Parameter]:
         def dense(path: str, axes: tuple, name: str, side: str = side, layer: str = layer) -> list[Parameter]:
             return dense_parameters(f"{side}/layers/{path}", (LAYERS, *axes), {"model": f"{layer}.{name}"})
 
-        for kind in attentions:
+        for kind in kinds:
             path = "attention" if kind == "self" else "cross_attention"
             for name in ("query", "key", "value"):
                 rows += dense(f"{path}/{name}", ("width", "heads"), f"{kind}_attn.{name[0]}_proj")

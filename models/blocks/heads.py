@@ -158,8 +158,9 @@ def task_head(
 ) -> Head:
     """Return a task head with one score for each of the model's labels, or with `features` scores.
 
-    hf: Hugging Face's name of its last dense layer, '' if no class has it.   dense: of the dense layer before, '' without one.   between: the
-    activation between them; None for that of the layers.   reads: as in `Head`.   drops: whether there is dropout.
+    hf: Hugging Face's name of its last dense layer, '' if no class has it.   dense: of the dense layer before, ''
+    without one.   between: the activation between them; None for that of the layers.   reads: as in `Head`.
+    drops: whether there is dropout.
     summary: whether there is none before the first of two dense layers, as in what Hugging Face calls a summary.
     """
 

@@ -2,7 +2,7 @@
 the embeddings and GELU; it restores texts that noise has damaged.
 
 Hugging Face: BartForConditionalGeneration, and the classes with task heads, which read the decoder's states. Their
-position tables have two rows before the first position's, which no token reads.
+position tables have two rows before the first position's, which no token reads; those of an imported model are kept.
 """
 
 import dataclasses
@@ -50,7 +50,8 @@ class BartSide(PlacedSide):
     def setup(self):
         super().setup()
         init = nn.initializers.normal(self.sizes.init_std)
-        self.table = parameter(self, "table", init, (self.positions, self.sizes.width))
+        self.table = parameter(self, "positions", init, (self.rows, self.sizes.width))
+        parameter(self, "padding_positions", nn.initializers.zeros, (OFFSET, self.sizes.width))
         self.embedding_norm = Norm(self.sizes.norm_epsilon, jnp.float32)
 
     def placed(self, x: Array, positions: Array | None = None) -> Array:
@@ -70,8 +71,9 @@ def parameters(config: BartConfig) -> list[Parameter]:
     """Return the rows of BART's parameter table beside those of tokens and stacks."""
     rows = []
     for side in ("encoder", "decoder"):
-        places = Slot(f"model.{side}.embed_positions.weight", axis=0, before=OFFSET)
-        rows += [Parameter(f"{side}/table", ("position", "embedding"), {"model": places})]
+        places = {"model": Slot(f"model.{side}.embed_positions.weight", axis=0)}
+        rows += [Parameter(f"{side}/padding_positions", (None, "embedding"), places)]
+        rows += [Parameter(f"{side}/positions", ("position", "embedding"), places)]
         norm = {"model": f"model.{side}.layernorm_embedding"}
         rows += norm_parameters(f"{side}/embedding_norm", ("width",), norm)
     return rows

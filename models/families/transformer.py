@@ -31,7 +31,7 @@ class SinusoidalSide(PlacedSide):
 
     def placed(self, x: Array, positions: Array | None = None) -> Array:
         """See `Side.placed`."""
-        table = jnp.asarray(sinusoids(self.positions - 1, 0, self.sizes.width)[::-1])
+        table = jnp.asarray(sinusoids(self.rows - 1, 0, self.sizes.width)[::-1])
         return x + (table[: x.shape[1]] if positions is None else jnp.take(table, positions, 0, mode="clip"))
 
 

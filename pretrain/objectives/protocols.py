@@ -116,6 +116,9 @@ class EncoderDecoder(Writer, Protocol):
         """Return the decoder's hidden [rows, target_length, width]; each depends on its token, the earlier ones of its
         segment and the encoder's tokens."""
 
+    def decode_again(self, inputs: Inputs, noise: Noise = None) -> Array:
+        """Return the decoder's hidden [rows, length, width] for the encoder's texts."""
+
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
         """See `CausalDecoder`."""
 

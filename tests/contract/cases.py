@@ -68,9 +68,11 @@ MASKED = MaskedLanguageModel(next_sentence=False)
 FEW = Pattern("bigbird", block=2, random=1)
 NEAR = Pattern("longformer", block=2, windows=(8,))
 ORDER = MaskedLanguageModel(next_sentence=False, sentence_order=True)
+OF_BART = WIDE | {"decoder_depth": 1, "positions": 32}
 OF_T5 = WIDE | {"decoder_depth": 1, "head_dim": 6, "buckets": 8, "furthest": 10}
 CASES = {
     "albert": Case(_config("albert", positions=32, embedding=8, groups=2, **WIDE | {"depth": 4}), ORDER),
+    "bart": Case(_config("bart", **OF_BART), SequenceToSequence(), phase=_targets),
     "bert": Case(_config("bert", positions=32, **WIDE), MaskedLanguageModel()),
     "bigbird": Case(_config("bigbird", positions=32, pattern=FEW, **WIDE), MaskedLanguageModel()),
     "bigbird-etc": Case(
@@ -87,6 +89,7 @@ CASES = {
     "mt5": Case(_config("mt5", **OF_T5), SequenceToSequence(), phase=_targets),
     "roberta": Case(_config("roberta", positions=32, **WIDE), MASKED),
     "t5": Case(_config("t5", **OF_T5), SequenceToSequence(), phase=_targets),
+    "transformer": Case(_config("transformer", **OF_BART), SequenceToSequence(), phase=_targets),
     "transformer-xl": Case(_config("transformer-xl", memory=8, **WIDE), CausalLanguageModel(), 8, padded=False),
     "xlnet": Case(_config("xlnet", memory=8, **WIDE), PermutationLanguageModel(PERMUTING), 8),
 }

@@ -28,7 +28,7 @@ from tests.pretrain import etc_reference, reference, transformer_xl_reference
 def with_parameters(case: Case, part: str, params: Params | None = None) -> torch.nn.Module:
     """The torch model of a part, with the case's parameters or others."""
     model = reference.torch_model(case.model, part, heads=made_heads(case.model, case.objective.asks))
-    named = dict(model.named_parameters())
+    named = {name: array for name, array in model.named_parameters() if array.requires_grad}
     ours = tensors(params or cases.params(case), case.model, part)
     assert set(ours) == set(named)
     with torch.no_grad():
@@ -130,6 +130,7 @@ def next_token(case: Case, prepare=lambda model: None) -> tuple[float, dict]:
 
 REFERENCES = {
     "albert": masked("sentence_order_label"),
+    "bart": next_token,
     "bert": masked("next_sentence_label"),
     "bigbird": bigbird,
     "bigbird-etc": bigbird_etc,
@@ -142,6 +143,7 @@ REFERENCES = {
     "mt5": next_token,
     "roberta": masked(None),
     "t5": next_token,
+    "transformer": next_token,
     "transformer-xl": transformer_xl,
     "xlnet": xlnet,
 }

@@ -26,7 +26,7 @@ from models.blocks import heads
 from models.blocks.heads import CHOICE, CLASSIFIER, SPANS, TAGGER
 from models.blocks.positions import gather_positions
 from models.core.parameters import leaves, nest
-from models.families import bigbird
+from models.families import bart, bigbird
 from models.families.registry import FAMILIES
 from pretrain.huggingface.config import config_from
 from pretrain.huggingface.export import export
@@ -49,6 +49,7 @@ NEAR = Pattern("longformer", block=2, windows=(8,))
 ALL = CLASSIFIER, TAGGER, SPANS, CHOICE
 TASKS = {  # family -> (fields of its config, its heads)
     "albert": (NARROW, ALL),
+    "bart": (SHORT | {"decoder_depth": 1}, (CLASSIFIER, SPANS)),
     "bert": (SHORT, ALL),
     "bigbird": (SHORT | {"pattern": Pattern()}, ALL),
     "ctrl": (SHORT, (CLASSIFIER,)),
@@ -60,7 +61,7 @@ TASKS = {  # family -> (fields of its config, its heads)
     "xlnet": (SIZES, ALL),
 }
 CASES = [(family, head) for family, (_, heads) in TASKS.items() for head in heads]
-AT_THE_END = "ctrl", "gpt", "gpt2", "xlnet"  # families that read a row at its last token
+AT_THE_END = "bart", "ctrl", "gpt", "gpt2", "xlnet"  # families that read a row at its last token
 
 
 @functools.cache
@@ -76,6 +77,8 @@ def batch_of(family):
     real, second = column < lengths[:, None], column >= lengths[:, None] // 2
     types = second & real & (getattr(config, "types", 2) > 1)
     tokens = np.where(real, rng.integers(5, config.vocab_size, real.shape), reference.padding(config))
+    if family == "bart":  # whose classes are read at </s>
+        tokens[np.arange(ROWS), lengths - 1] = bart.START
     return {
         "tokens": tokens.astype(np.int32), "types": types.astype(np.int32), "segments": real.astype(np.int32),
         "place": (lengths - 1 if family in AT_THE_END else 0 * lengths).astype(np.int32),
@@ -142,7 +145,7 @@ def torch_loss(family, head, model, batch):
     moved = lambda array, by: np.stack([np.roll(row, number, 0) for row, number in zip(array, by, strict=True)])
     batch = batch | {name: moved(batch[name], ends) for name in ("tokens", "types", "segments", TAGGER)}
     inputs = reference.torch_inputs(batch, types=getattr(config_of(family), "types", 2))
-    if family in ("ctrl", "gpt", "gpt2"):  # whose types of tokens are tokens
+    if family in ("bart", "ctrl", "gpt", "gpt2"):  # whose types of tokens are tokens
         del inputs["token_type_ids"]
     if family != "longformer":
         inputs.pop("global_attention_mask", None)
@@ -209,7 +212,7 @@ def test_a_head_is_that_of_transformers_class(family, head, tmp_path, tokenizers
     assert [*loaded.config.id2label.values()] == [*(config.labels or ("LABEL_0", "LABEL_1"))]
 
 
-@pytest.mark.parametrize("family", ["albert", "bigbird", "electra-encoder", "gpt2", "roberta", "xlnet"])
+@pytest.mark.parametrize("family", ["albert", "bart", "bigbird", "electra-encoder", "gpt2", "roberta", "xlnet"])
 def test_a_head_has_dropout_where_transformers_class_has_it(family, monkeypatch):
     trunk = FAMILIES[family].hf["model"].trunk
     for head in TASKS[family][1]:
