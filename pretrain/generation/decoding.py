@@ -1,6 +1,7 @@
 """Continue prompts with a causal model or an encoder-decoder (`generate`), or fill masks (`fill`)."""
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 
 import flax.linen as nn
@@ -17,7 +18,7 @@ from models.families.registry import FAMILIES, family_of, name_of
 from pretrain.generation.loop import program
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.objective import inputs_of
-from pretrain.objectives.protocols import Encoder, Generator, Remembering, TokenPredictor, Writer
+from pretrain.objectives.protocols import Encoder, EncoderDecoder, Generator, Remembering, TokenPredictor, Writer
 from tpu.batches import on_host
 from tpu.mesh import mesh_shape, row_mesh
 
@@ -95,12 +96,13 @@ def _check(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decodin
     if not 1 <= number <= several:
         cure = f"give up to --beams {decoding.beams}" if decoding.beams > 1 else "add --sample, or --beams"
         raise UserError(f"--number {number}: greedy decoding and beam search give fewer texts per prompt; {cure}")
+    apart = isinstance(model, EncoderDecoder)  # positions of the prompt and of the text
     for index, prompt in enumerate(prompts, 1):
         if not len(prompt):
             raise UserError(f"prompt {index}: has no tokens; write some text")
-        if len(prompt) + decoding.max_tokens > positions:
+        if (max if apart else operator.add)(len(prompt), decoding.max_tokens) > positions:
             raise UserError(
-                f"prompt {index}: {len(prompt)} tokens and --max-tokens {decoding.max_tokens} exceed the model's "
+                f"prompt {index}: {len(prompt)} tokens {'or' if apart else 'and'} --max-tokens {decoding.max_tokens} exceed the model's "
                 f"{positions} positions; shorten the prompt, or lower --max-tokens"
             )
 

@@ -28,7 +28,7 @@ from tests.pretrain import tiny
 
 MODULES = {name: model_of(case.model, case.objective.asks, Program(depth="scan")) for name, case in cases.CASES.items()}
 DECODERS = [name for name, module in MODULES.items() if isinstance(module, CausalDecoder | EncoderDecoder)]
-NEW, STOP = 12, (8, 15, 30, 33, 52, 57, 79, 81)
+NEW, STOP = 12, (8, 10, 15, 20, 30, 33, 45, 52, 53, 57, 68, 79, 81, 83, 88, 90)
 GREEDY = Decoding(max_tokens=NEW, stop=STOP)
 DRAWN = dataclasses.replace(GREEDY, sample=True, stop=())
 
@@ -41,7 +41,7 @@ def prompts(number=50, longest=16):
 def eloquent(name):
     """A model whose texts do not repeat a token for ever, and whose logits differ."""
     params = dict(leaves(cases.params(cases.CASES[name])))
-    return MODULES[name], nest({path: leaf * (3 if path.endswith("kernel") else 1) for path, leaf in params.items()})
+    return MODULES[name], nest({path: leaf * (3 if path.endswith(("kernel", "tokens")) else 1) for path, leaf in params.items()})
 
 
 def of_torch(name):
@@ -62,9 +62,13 @@ def torch_gpt2():
 def theirs(model, prompts, number=1, **settings):
     """What transformers makes of prompts of different length, in one batch."""
     longest = max(map(len, prompts))
-    padded = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
-    real = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    settings |= {"decoder_start_token_id": 0} if model.config.is_encoder_decoder else {}
+    at_end = model.config.is_encoder_decoder  # where padding is, which an encoder's positions count
+    row = lambda of, padding: of + padding if at_end else padding + of
+    padded = torch.tensor([row(prompt, [0] * (longest - len(prompt))) for prompt in prompts])
+    real = torch.tensor([row([1] * len(prompt), [0] * (longest - len(prompt))) for prompt in prompts])
+    if model.config.is_encoder_decoder:
+        begin = model.config.decoder_start_token_id
+        settings |= {"decoder_start_token_id": begin, "forced_eos_token_id": None}
     settings = {"eos_token_id": list(STOP), "do_sample": False, "num_return_sequences": number} | settings
     with torch.no_grad():
         tokens = model.generate(padded, attention_mask=real, max_new_tokens=NEW, pad_token_id=0, **settings)
@@ -91,6 +95,7 @@ SEARCHES = [
     ("gpt2", {"early_stopping": True}),
     ("gpt2", {"early_stopping": "never"}),
     ("t5", {"length_penalty": 0.5, "no_repeat_ngram_size": 2}),
+    ("bart", {"length_penalty": 0.5, "no_repeat_ngram_size": 3}),
 ]
 
 
