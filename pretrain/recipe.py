@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -249,12 +250,13 @@ def _check_task(recipe: Recipe, index: int, phase: Phase, objective: Objective) 
         if teacher.name in objective.teachers:
             models[f"teachers.{number}.model"] = teacher.model, objective.teachers[teacher.name]
     for setting, (config, asks) in models.items():
-        longest = getattr(config, "positions", phase.length)  # no limit for a bag of words
-        if phase.length > longest:
-            raise UserError(
-                f"phases.{index}.length={phase.length}: exceeds {setting}.positions={longest}; lower the length or "
-                "raise the positions"
-            )
+        longest = getattr(config, "positions", math.inf)  # no limit for a bag of words
+        for field in ("length", "target_length"):
+            if (length := getattr(phase, field, 0)) > longest:
+                raise UserError(
+                    f"phases.{index}.{field}={length}: exceeds {setting}.positions={longest}; lower the length or "
+                    "raise the positions"
+                )
         check_pattern(config, phase.length, f"phases.{index}.length={phase.length}", setting)
         _check_model(config, objective, asks, phase)
 

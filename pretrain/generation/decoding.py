@@ -96,13 +96,14 @@ def _check(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decodin
     if not 1 <= number <= several:
         cure = f"give up to --beams {decoding.beams}" if decoding.beams > 1 else "add --sample, or --beams"
         raise UserError(f"--number {number}: greedy decoding and beam search give fewer texts per prompt; {cure}")
-    apart = isinstance(model, EncoderDecoder)  # positions of the prompt and of the text
+    apart = isinstance(model, EncoderDecoder)  # whether prompt and text have positions of their own
+    longest, both = (max, "or") if apart else (operator.add, "and")
     for index, prompt in enumerate(prompts, 1):
         if not len(prompt):
             raise UserError(f"prompt {index}: has no tokens; write some text")
-        if (max if apart else operator.add)(len(prompt), decoding.max_tokens) > positions:
+        if longest(len(prompt), decoding.max_tokens) > positions:
             raise UserError(
-                f"prompt {index}: {len(prompt)} tokens {'or' if apart else 'and'} --max-tokens {decoding.max_tokens} exceed the model's "
+                f"prompt {index}: {len(prompt)} tokens {both} --max-tokens {decoding.max_tokens} exceed the model's "
                 f"{positions} positions; shorten the prompt, or lower --max-tokens"
             )
 

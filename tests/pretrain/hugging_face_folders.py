@@ -13,6 +13,7 @@ from models.attention.patterns.pattern import Pattern
 from models.blocks.heads import CLASSIFIER, PAIR, POOLER, TOKENS
 from models.core.parameters import leaves
 from models.families.albert import AlbertConfig
+from models.families.bart import BartConfig
 from models.families.bert import BertConfig
 from models.families.bigbird import BigBirdConfig
 from models.families.ctrl import CTRLConfig
@@ -23,6 +24,7 @@ from models.families.longformer import LongformerConfig
 from models.families.registry import family_of
 from models.families.roberta import RobertaConfig
 from models.families.t5 import MT5Config, T5Config
+from models.families.transformer import TransformerConfig
 from models.families.xlnet import XLNetConfig
 from pretrain.huggingface.export import export
 from pretrain.huggingface.load import load
@@ -69,6 +71,8 @@ MODELS = {  # kind -> (config, tokenizer)
     "t5": (T5Config(decoder_depth=1, head_dim=6, **SIZES), "t5"),
     "t5 untied": (T5Config(decoder_depth=1, tied=False, gated=True, activation="gelu_new", **SIZES), "t5"),
     "mt5": (MT5Config(decoder_depth=1, **SIZES), "t5"),
+    "bart": (BartConfig(decoder_depth=1, **SHORT), "roberta"),
+    "transformer": (TransformerConfig(decoder_depth=1, **SHORT), "t5"),
 }
 # Kind -> its heads, where they are not those of its family's paper
 HEADS = {

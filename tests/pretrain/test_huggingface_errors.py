@@ -63,7 +63,7 @@ NOT_COPIED = (
     "config.json has num_layers={}, num_decoder_layers=1, but the weights have {}; correct config.json, or copy the"
 )
 DIFFERENT = {"width": 32, "positions": 16, "norm_epsilon": 1e-5}
-KNOWN = "openai-gpt, gpt2, longformer, mt5, roberta, t5, transformer-xl, xlnet"
+KNOWN = "openai-gpt, gpt2, longformer, mt5, roberta, t5, marian, transformer-xl, xlnet"
 # kind of the folder, what is done to it, config (a kind, changes of the folder's own, or one), what is said
 WRONG = {
     "every differing field, with the cure": (
@@ -88,6 +88,7 @@ WRONG = {
     ),
     "a tensor that is lost": ("masked", without(DENSE), {}, f"has no {DENSE}; copy it again"),
     "another shape": ("masked", with_tensor(DENSE, 16, 25), {}, DENSE, "(16, 25)", "(16, 24)"),
+    "a bias of the logits": ("bart", with_tensor("final_logits_bias", 1, 9), {}, "final_logits_bias is not zero"),
     "an untied head": ("masked", untied, {}, DECODER, "ties"),
     "parts with different embeddings": ("electra", with_tensor(NORM, 16, part="generator"), {}, NORM, "discriminator"),
     "parts that disagree in a field": (
