@@ -16,6 +16,7 @@ from models.attention.patterns.pattern import Pattern
 from models.core.program import Program, default
 from models.families.electra import Tower
 from pretrain.commands import recipes as table
+from pretrain.objectives.sequence_to_sequence import DENOISING
 from pretrain.optimizers import Optimizer
 from pretrain.recipe import Phase, Recipe, boundaries, check, from_json, phase_at, resolve, to_json
 from pretrain.recipes.registry import RECIPES, find
@@ -57,7 +58,9 @@ def of_one_trace(recipe):
         more |= {"cutoffs": (100, 200)[: len(cutoffs)]}
     if sparse := getattr(model, "pattern", Pattern()).name != "dense":
         more |= {"pattern": numbered(model.pattern)}
-    phase = numbered(recipe.phases[0], length=512 if sparse else 64, globals=4)
+    length = 512 if sparse else 64
+    targets = {"target_length": length} if getattr(recipe.objective, "layout", "") == DENOISING else {}
+    phase = numbered(recipe.phases[0], length=length, globals=4, **targets)
     optimizer, schedule = Optimizer(recipe.optimizer.name), Schedule("constant", peak=1e-3)
     parts = {"model": numbered(model, **more), "objective": numbered(recipe.objective), "phases": (phase,)}
     return Recipe("tiny", "", optimizer=optimizer, schedule=schedule, steps=20, **parts)

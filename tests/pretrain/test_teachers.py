@@ -120,8 +120,8 @@ def test_a_recipe_with_a_teacher_survives_json_and_one_without_says_nothing_of_t
     assert from_json(to_json(distilled)) == distilled
     assert TEACHERS not in to_json(tiny.bert())
     before, after = to_json(distilled).rsplit('"bert"', 1)
-    with pytest.raises(UserError, match="teachers.0.model.family: this version has no bart"):
-        from_json(f'{before}"bart"{after}')
+    with pytest.raises(UserError, match="teachers.0.model.family: this version has no pegasus"):
+        from_json(f'{before}"pegasus"{after}')
 
 
 def test_a_teacher_costs_its_forward_pass_alone():
