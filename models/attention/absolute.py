@@ -2,7 +2,8 @@
 parameter table, and a function that declares such a family."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from jax import Array
@@ -82,57 +83,59 @@ class AbsoluteEncoderDecoder(EncoderDecoder):
         return hidden, self.tokens, padding_bias(self.config.vocab_size)
 
 
-def stacks_parameters() -> list[Parameter]:
-    """Return the table rows of two stacks with norms behind the blocks, by the names of transformers' BART."""
+def stack_parameters(side: str, kinds: Sequence[str] = ("self",)) -> list[Parameter]:
+    """Return the table rows of a `PlacedSide`, by the names of transformers' BART.   kinds: of attention there."""
+    layer = f"model.{side}.layers.{{layer}}"
+
+    def norm(path: str, name: str) -> list[Parameter]:
+        return norm_parameters(f"{side}/layers/{path}/norm", (LAYERS, "width"), {"model": f"{layer}.{name}"})
+
+    def dense(path: str, axes: tuple, name: str) -> list[Parameter]:
+        return dense_parameters(f"{side}/layers/{path}", (LAYERS, *axes), {"model": f"{layer}.{name}"})
+
     rows = []
-    for side, kinds in (("encoder", ("self",)), ("decoder", ("self", "encoder"))):
-        layer = f"model.{side}.layers.{{layer}}"
-
-        def norm(path: str, name: str, side: str = side, layer: str = layer) -> list[Parameter]:
-            return norm_parameters(f"{side}/layers/{path}/norm", (LAYERS, "width"), {"model": f"{layer}.{name}"})
-
-        def dense(path: str, axes: tuple, name: str, side: str = side, layer: str = layer) -> list[Parameter]:
-            return dense_parameters(f"{side}/layers/{path}", (LAYERS, *axes), {"model": f"{layer}.{name}"})
-
-        for kind in kinds:
-            path = "attention" if kind == "self" else "cross_attention"
-            for name in ("query", "key", "value"):
-                rows += dense(f"{path}/{name}", ("width", "heads"), f"{kind}_attn.{name[0]}_proj")
-            rows += dense(f"{path}/output", ("heads", "width"), f"{kind}_attn.out_proj")
-            rows += norm(path, f"{kind}_attn_layer_norm")
-        rows += dense("feed_forward/up", ("width", "feed_forward"), "fc1")
-        rows += dense("feed_forward/down", ("feed_forward", "width"), "fc2")
-        rows += norm("feed_forward", "final_layer_norm")
-    return rows
+    for kind in kinds:
+        path = "attention" if kind == "self" else "cross_attention"
+        for name in ("query", "key", "value"):
+            rows += dense(f"{path}/{name}", ("width", "heads"), f"{kind}_attn.{name[0]}_proj")
+        rows += dense(f"{path}/output", ("heads", "width"), f"{kind}_attn.out_proj")
+        rows += norm(path, f"{kind}_attn_layer_norm")
+    rows += dense("feed_forward/up", ("width", "feed_forward"), "fc1")
+    rows += dense("feed_forward/down", ("feed_forward", "width"), "fc2")
+    return rows + norm("feed_forward", "final_layer_norm")
 
 
 def absolute_family(
     config: type,
+    model_type: str,
     sizes: dict[str, Any],
     trunk: Callable,
     table: Callable[[Any], list[Parameter]],
     architectures: Mapping[str, tuple[str, ...]],
     constants: Mapping[str, Any],
-    settings: Mapping[str, str | Converter],
+    settings: Mapping[str, str | Converter] = MappingProxyType({}),
+    fields: Mapping[str, str | Converter] = MappingProxyType({}),
     heads: tuple[Head, ...] = (),
+    continues: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     **of_class: Any,
 ) -> Family:
-    """Declare a family.   table: its rows beside those of tokens and stacks.   settings: added to the dropout rates.
-    of_class: other fields of `HuggingFace`."""
+    """Declare a family.   model_type: in its config.json.   table: its rows beside those of tokens and stacks.
+    fields, settings: beside those of sizes and dropout rates.   of_class: other fields of `HuggingFace`."""
     tokens = Parameter("tokens", ("vocab", "embedding"), {"model": Slot("model.shared.weight")})
+    decoder = stack_parameters("decoder", ("self", "encoder"))
     return Family(
         config=config,
         sizes=sizes,
         inputs=INPUTS,
         trunk=trunk,
-        table=lambda c: [tokens, *table(c), *stacks_parameters()],
+        table=lambda c: [tokens, *table(c), *stack_parameters("encoder"), *decoder],
         heads=heads,
         hf={
             "model": HuggingFace(
                 folder="",
                 architectures=architectures,
-                constants={"is_encoder_decoder": True, **constants},
-                fields=HF_FIELDS,
+                constants={"model_type": model_type, "is_encoder_decoder": True, **constants},
+                fields={**HF_FIELDS, **fields},
                 settings={"dropout": "dropout", "attention_dropout": "attention_dropout", **settings},
                 tied=dict.fromkeys(_TABLES, "model.shared.weight"),
                 trunk="model.",
@@ -143,4 +146,5 @@ def absolute_family(
         seen=seen,
         attention="self",
         attentions=attentions,
+        continues=continues,
     )

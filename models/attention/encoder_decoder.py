@@ -132,15 +132,20 @@ class EncoderDecoder(WithHeads):
 
     def encode(self, inputs: Inputs, noise: Noise = None) -> Array:
         """Run the encoder -> [rows, length, width]. Dropout is on if noise u32[rows, 2] is given."""
-        mask, positions = self.encoder.mask(inputs["segments"]), inputs.get("positions")
-        return self._side(self.encoder, inputs["tokens"], positions, mask, mask.axis, noise)
+        return self.encode_embedded(self.encoder, self.embed(inputs["tokens"]), inputs, noise)
+
+    def encode_embedded(self, side: Side, embedded: Array, inputs: Inputs, noise: Noise) -> Array:
+        """Run an encoder on embeddings f32[rows, length, width] of the inputs' tokens -> [rows, length, width]."""
+        mask = side.mask(inputs["segments"])
+        return self._side(side, side.placed(embedded, inputs.get("positions")), mask, mask.axis, noise)
 
     def decode_targets(self, inputs: Inputs, noise: Noise = None) -> Array:
         """Run encoder and decoder -> the decoder's output [rows, target_length, width]; noise as in `encode`."""
         encoded, segments = self.encode(inputs, noise), inputs["decoder_segments"]
         mask = self.decoder.mask(segments, causal=True, whole=True)
         shared = mask, encoded, Mask(inputs["segments"], queries=segments, whole=True)
-        return self._side(self.decoder, inputs["decoder_tokens"], None, shared, mask.axis, site(noise, 3), DecoderLayer)
+        x = self.decoder.placed(self.embed(inputs["decoder_tokens"]))
+        return self._side(self.decoder, x, shared, mask.axis, site(noise, 3), DecoderLayer)
 
     def decode_again(self, inputs: Inputs, noise: Noise = None) -> Array:
         """Run both stacks on the same texts -> the decoder's output [rows, length, width], as heads for tasks read it.
@@ -150,17 +155,10 @@ class EncoderDecoder(WithHeads):
         return self.decode_targets({**inputs, "decoder_tokens": tokens, "decoder_segments": inputs["segments"]}, noise)
 
     def _side(
-        self,
-        side: Side,
-        tokens: Array,
-        positions: Array | None,
-        shared: Any,
-        axis: str | None,
-        noise: Noise,
-        kind: type = TransformerLayer,
-    ):
+        self, side: Side, x: Array, shared: Any, axis: str | None, noise: Noise, kind: type = TransformerLayer
+    ) -> Array:
         rate = self.config.dropout
-        x = dropout(side.placed(self.embed(tokens), positions), rate, site(noise, 0)).astype(self.program.compute)
+        x = dropout(x, rate, site(noise, 0)).astype(self.program.compute)
         x, _ = side(constrain(x, "batch", axis, None), shared, site(noise, 1), kind)
         return constrain(dropout(x, rate, site(noise, 2)) if side.pre_norm else x, "batch", axis, None)
 

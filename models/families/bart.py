@@ -12,12 +12,23 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from models.attention.absolute import AbsoluteConfig, AbsoluteEncoderDecoder, PlacedSide, absolute_family
+from models.attention.absolute import (
+    AbsoluteConfig,
+    AbsoluteEncoderDecoder,
+    PlacedSide,
+    absolute_family,
+    stack_parameters,
+)
+from models.blocks.embeddings import token_rows, token_table
 from models.blocks.heads import CLASSIFIER, SPANS, TAGGER, task_head
+from models.blocks.layer import layer_sizes
 from models.blocks.norm import Norm
 from models.blocks.tables import norm_parameters, same_dropout
-from models.core.parameters import Parameter, Slot, parameter
-from models.core.ranges import POSITIVE, check_ranges
+from models.core.family import Inputs
+from models.core.noise import site
+from models.core.parameters import Noise, Parameter, Slot, parameter
+from models.core.ranges import COUNT, POSITIVE, check_ranges
+from models.core.sharding import constrain
 
 OFFSET = 2  # rows of Hugging Face's position tables before the first position's
 START = 2  # the token </s>, which the decoder reads first
@@ -44,6 +55,18 @@ class BartConfig(AbsoluteConfig):
         check_ranges(self, {"init_std": POSITIVE}, "model.")
 
 
+@dataclasses.dataclass(frozen=True)
+class BartTranslationConfig(BartConfig):
+    """BART's fields, and those of the encoder in front."""
+
+    source_depth: int = 6  # number of layers of the encoder in front of BART's
+    labels: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_ranges(self, {"source_depth": COUNT}, "model.")
+
+
 class BartSide(PlacedSide):
     """A stack with learned positions, and a norm of the embeddings."""
 
@@ -67,27 +90,64 @@ class Bart(AbsoluteEncoderDecoder):
     side: ClassVar[type] = BartSide
 
 
+class BartTranslation(Bart):
+    """BART with another encoder in place of its encoder's embeddings (section 3.4), for a language that it does not
+    know."""
+
+    def setup(self):
+        super().setup()
+        c = self.config
+        self.source_tokens = token_table(self, c.vocab_size, c.width, c.init_std, "source_tokens")
+        self.source = BartSide(layer_sizes(c), c.source_depth, self.program, rows=c.positions)
+
+    def encode(self, inputs: Inputs, noise: Noise = None) -> Array:
+        """See `EncoderDecoder.encode`."""
+        x = token_rows(constrain(self.source_tokens, "vocab", None), inputs["tokens"])
+        x = self.encode_embedded(self.source, x, inputs, site(noise, 4))
+        return self.encode_embedded(self.encoder, x.astype(jnp.float32), inputs, noise)
+
+
+def beginning(side: str) -> list[Parameter]:
+    """Return the rows of the parameter table for a stack's positions and the norm of its embeddings."""
+    places = {"model": Slot(f"model.{side}.embed_positions.weight", axis=0)}
+    return [
+        Parameter(f"{side}/padding_positions", (None, "embedding"), places),
+        Parameter(f"{side}/positions", ("position", "embedding"), places),
+        *norm_parameters(f"{side}/embedding_norm", ("width",), {"model": f"model.{side}.layernorm_embedding"}),
+    ]
+
+
 def parameters(config: BartConfig) -> list[Parameter]:
     """Return the rows of BART's parameter table beside those of tokens and stacks."""
-    rows = []
-    for side in ("encoder", "decoder"):
-        places = {"model": Slot(f"model.{side}.embed_positions.weight", axis=0)}
-        rows += [Parameter(f"{side}/padding_positions", (None, "embedding"), places)]
-        rows += [Parameter(f"{side}/positions", ("position", "embedding"), places)]
-        norm = {"model": f"model.{side}.layernorm_embedding"}
-        rows += norm_parameters(f"{side}/embedding_norm", ("width",), norm)
-    return rows
+    return [*beginning("encoder"), *beginning("decoder")]
 
 
+def translation_parameters(config: BartTranslationConfig) -> list[Parameter]:
+    """Return the rows of `BartTranslation`'s parameter table beside those of tokens and of BART's stacks."""
+    tokens = Parameter("source_tokens", ("vocab", "embedding"), {"model": Slot("model.source.embed_tokens.weight")})
+    return [*parameters(config), tokens, *beginning("source"), *stack_parameters("source")]
+
+
+SIZES = {
+    # Not published; trains within minutes on a CPU.
+    "tiny": {"positions": 512, "width": 128, "depth": 2, "decoder_depth": 2, "heads": 2, "feed_forward": 512},
+    # Lewis et al. 2020, section 2.1, and the published checkpoints
+    "base": {},
+    "large": {"width": 1024, "depth": 12, "decoder_depth": 12, "heads": 16, "feed_forward": 4096},
+}
+_AS_BART = {
+    "constants": {"pad_token_id": 1, "decoder_start_token_id": START},
+    "settings": {
+        "init_std": "init_std",
+        **dict.fromkeys(("activation_dropout", "classifier_dropout"), same_dropout("dropout")),
+    },
+    "prepare": "--tokenizer bpe --specials roberta",
+    "assumed": {"scale_embedding": False},
+}
 FAMILY = absolute_family(
     config=BartConfig,
-    sizes={
-        # Not published; trains within minutes on a CPU.
-        "tiny": BartConfig(positions=512, width=128, depth=2, decoder_depth=2, heads=2, feed_forward=512),
-        # Lewis et al. 2020, section 2.1, and the published checkpoints
-        "base": BartConfig(),
-        "large": BartConfig(width=1024, depth=12, decoder_depth=12, heads=16, feed_forward=4096),
-    },
+    model_type="bart",
+    sizes={size: BartConfig(**fields) for size, fields in SIZES.items()},
     trunk=Bart,
     table=parameters,
     heads=(
@@ -100,12 +160,21 @@ FAMILY = absolute_family(
         "BartForSequenceClassification": (CLASSIFIER,),
         "BartForQuestionAnswering": (SPANS,),
     },
-    constants={"model_type": "bart", "pad_token_id": 1, "decoder_start_token_id": START},
-    settings={
-        "init_std": "init_std",
-        **dict.fromkeys(("activation_dropout", "classifier_dropout"), same_dropout("dropout")),
-    },
     pair="cls A sep sep B sep",
-    prepare="--tokenizer bpe --specials roberta",
-    assumed={"scale_embedding": False},
+    **_AS_BART,
+)
+TRANSLATION = absolute_family(
+    config=BartTranslationConfig,
+    model_type="bart-translation",
+    sizes={
+        "tiny": BartTranslationConfig(**SIZES["tiny"], source_depth=1),
+        **{size: BartTranslationConfig(**SIZES[size]) for size in ("base", "large")},
+    },
+    trunk=BartTranslation,
+    table=translation_parameters,
+    architectures={"BartTranslation": ()},
+    fields={"source_layers": "source_depth"},
+    continues={"bart": {}},
+    pair=None,
+    **_AS_BART,
 )

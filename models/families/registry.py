@@ -26,6 +26,7 @@ from models.families import (
 FAMILIES: dict[str, Family] = {
     "albert": albert.FAMILY,
     "bart": bart.FAMILY,
+    "bart-translation": bart.TRANSLATION,
     "bert": bert.FAMILY,
     "bigbird": bigbird.FAMILY,
     "bigbird-etc": etc.FAMILY,

@@ -47,6 +47,7 @@ class Transformer(AbsoluteEncoderDecoder):
 
 FAMILY = absolute_family(
     config=TransformerConfig,
+    model_type="marian",
     sizes={
         # Not published; trains within minutes on a CPU.
         "tiny": TransformerConfig(positions=256, width=128, depth=2, decoder_depth=2, heads=2, feed_forward=512),
@@ -57,13 +58,7 @@ FAMILY = absolute_family(
     trunk=Transformer,
     table=lambda config: [],
     architectures={"MarianMTModel": ()},
-    constants={
-        "model_type": "marian",
-        "pad_token_id": 0,
-        "decoder_start_token_id": 0,
-        "scale_embedding": True,
-    },
-    settings={},
+    constants={"pad_token_id": 0, "decoder_start_token_id": 0, "scale_embedding": True},
     pair=None,
     prepare="--tokenizer sentencepiece-bpe --specials t5",
     assumed={"share_encoder_decoder_embeddings": True},

@@ -73,6 +73,9 @@ OF_T5 = WIDE | {"decoder_depth": 1, "head_dim": 6, "buckets": 8, "furthest": 10}
 CASES = {
     "albert": Case(_config("albert", positions=32, embedding=8, groups=2, **WIDE | {"depth": 4}), ORDER),
     "bart": Case(_config("bart", **OF_BART), SequenceToSequence(), phase=_targets),
+    "bart-translation": Case(
+        _config("bart-translation", source_depth=1, **OF_BART), SequenceToSequence(), phase=_targets
+    ),
     "bert": Case(_config("bert", positions=32, **WIDE), MaskedLanguageModel()),
     "bigbird": Case(_config("bigbird", positions=32, pattern=FEW, **WIDE), MaskedLanguageModel()),
     "bigbird-etc": Case(

@@ -131,6 +131,7 @@ def next_token(case: Case, prepare=lambda model: None) -> tuple[float, dict]:
 REFERENCES = {
     "albert": masked("sentence_order_label"),
     "bart": next_token,
+    "bart-translation": next_token,
     "bert": masked("next_sentence_label"),
     "bigbird": bigbird,
     "bigbird-etc": bigbird_etc,

@@ -1,8 +1,11 @@
 """Hugging Face's torch models as the reference: models, batches in both forms, gradients by tensor name."""
 
+import copy
+
 import numpy as np
 import torch
 import transformers
+from transformers.models.bart.modeling_bart import BartEncoder
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 
 from models.attention.patterns.pattern import blocks_of
@@ -22,12 +25,27 @@ FLOAT32 = Program(dtype="float32", depth="scan")
 torch.set_num_threads(1)  # on matrices this small, threads wait for each other more than they work
 
 
+class BartTranslation(transformers.BartForConditionalGeneration):
+    """BART that reads the output of another encoder in place of embeddings."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        of_source = copy.deepcopy(config)
+        of_source.encoder_layers = config.source_layers
+        self.model.source = BartEncoder(of_source)
+
+    def forward(self, input_ids, attention_mask, **others):
+        read = self.model.source(input_ids, attention_mask=attention_mask).last_hidden_state
+        return super().forward(inputs_embeds=read, attention_mask=attention_mask, **others)
+
+
 def torch_model(config, part, seed=0, heads=None):
     """A torch model of this config with biases and norms moved away from 0 and 1; attention without fused kernels."""
     torch.manual_seed(seed)
     params = parameter_shapes(config, heads)
     fields = config_fields(config, part, params, {"pad_token_id": padding(config)})
-    cls = getattr(transformers, architecture(config, part, params))
+    name = architecture(config, part, params)
+    cls = getattr(transformers, name, None) or {"BartTranslation": BartTranslation}[name]
     model = cls(cls.config_class(**fields, attn_implementation="eager"))
     if not getattr(config, "tied", True):  # transformers 5 ties them whatever the config says
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
