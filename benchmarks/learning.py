@@ -10,6 +10,10 @@ document hash. Each run has one core to itself, as many run at once as there are
     pairs       which of two runs of text comes first, and whether they belong together: a guess reaches 50%
     counting    GPT-2 in rows of 256, a row's first tokens without what stands before it, beside a Kneser-Ney trigram
                 on the same tokens
+    noises      BART with each of its noises, beside copying: a guess by how often a token stands in the input, mixed
+                with frequencies at the rate that suits the held-out rows best
+    cloze       UniLM, whose predictions from left to right are beside a Kneser-Ney trigram of the same tokens, which
+                sees what is masked before them
 The table has all held-out figures, cross-entropy in nats, where frequencies give one too that in brackets. `python -m
 pretrain plot` draws the runs' curves.
 """
@@ -119,11 +123,37 @@ def _counted(corpus: Corpus) -> list[float]:
     return [kneser_ney.held_out_loss(corpus, order) for order in range(1, 4)]
 
 
+def beside_copying(run: Trained, corpus: Corpus) -> dict[str, str]:
+    """What copying from the input reaches."""
+    from benchmarks.text_to_text import copying
+
+    return {"copying": f"{copying(run.held_out):.3f}"}
+
+
+def below_the_trigram_at_masks(run: Trained, corpus: Corpus) -> dict[str, str]:
+    """What counting reaches at the masked tokens of rows that are read from left to right, after their two tokens."""
+    from data_pipelines.examples.unified_pairs import FIRST_TYPES, LEFT_TO_RIGHT
+
+    found = []
+    for batch in run.held_out.batches():
+        tokens, places = batch["tokens"].copy(), batch["prediction_positions"]
+        used = batch["prediction_weights"] > 0
+        row = np.nonzero(used)[0]
+        tokens[row, places[used]] = batch["prediction_targets"][used]
+        read = (batch["types"][row, 0] == FIRST_TYPES[LEFT_TO_RIGHT]) & (places[used] >= 2)
+        found.append(tokens[row[read, None], places[used][read, None] + np.arange(-2, 1)])
+    grams, vocab = np.concatenate(found), corpus.vocab_size
+    train = kneser_ney.stream(corpus, "train")
+    likely = kneser_ney.probabilities(kneser_ney.fit(train, 3, vocab), grams.ravel(), vocab)[::3]
+    return {"Kneser-Ney trigram": f"{-np.log(likely).mean():.3f}", "tokens": f"{len(grams):,}"}
+
+
 _PAIR_ROWS = "--phases.0.length 64 --phases.0.batch-size 32 --optimizer.name adamw "
 _STREAM = "--phases.0.length 32 --phases.0.batch-size 16 --model.memory "
 # A second moment that remembers longer where batches are small.
 _DECODER = "--phases.0.length 256 --phases.0.batch-size 4 --optimizer.b2 0.99 --schedule.name warmup-stable-decay "
 _DECODER += "--schedule.peak 1e-3 --schedule.warmup 0.05 --schedule.decay 0.3 "
+_ALONE = "--objective.noises.permute 0 --objective.noises.infill 0 --objective.noises.{}"
 STUDIES = {
     "detection": Study(
         "wordpiece",
@@ -161,6 +191,20 @@ STUDIES = {
         {"gpt2-mini": Run("gpt2-mini", steps=11000), "gpt2-tiny": Run("gpt2-tiny", steps=8000)},
         below_the_trigram,
     ),
+    "noises": Study(
+        "bpe --specials roberta",
+        "--model.dropout 0 --model.attention-dropout 0 " + SLOWLY,
+        {
+            "infilling, permutation": Run("bart-tiny"),
+            "infilling": Run("bart-tiny", _ALONE.format("infill 0.3")),
+            "masking": Run("bart-tiny", _ALONE.format("mask 0.15")),
+            "deletion": Run("bart-tiny", _ALONE.format("delete 0.15")),
+            "permutation": Run("bart-tiny", "--objective.noises.infill 0"),
+            "rotation": Run("bart-tiny", _ALONE.format("rotate 1")),
+        },
+        beside_copying,
+    ),
+    "cloze": Study("wordpiece", SHARED + SLOWLY, {"unilm": Run("unilm-tiny")}, below_the_trigram_at_masks),
 }
 
 
@@ -169,7 +213,7 @@ class Options:
     """Train each model of a study with each seed, and write what it reached."""
 
     study: Annotated[str, tyro.conf.Positional]
-    """detection, memory, pairs or counting."""
+    """detection, memory, pairs, counting, noises or cloze."""
     wikitext2: Path
     """Folder with train.txt and valid.txt."""
     only: tuple[str, ...] = ()

@@ -31,9 +31,11 @@ class Training(NamedTuple):
 
 
 def corpus(wikitext2: Path, folder: Path, tokenizer: str, vocab_size: int) -> Path:
-    """A corpus of the articles in train.txt and valid.txt (word level); a finished one is taken as it is."""
+    """A corpus of the articles in train.txt and valid.txt (word level); a finished one is taken as it is.
+
+    tokenizer: its kind, and options behind it."""
     command = ("data_pipelines", "prepare", "--source", f"jsonl:{articles(wikitext2, folder)}", "--heldout", "0.03")
-    command += ("--tokenizer", tokenizer, "--vocab-size", str(vocab_size), "--out", str(folder / "corpus"))
+    command += ("--tokenizer", *tokenizer.split(), "--vocab-size", str(vocab_size), "--out", str(folder / "corpus"))
     subprocess.run([sys.executable, "-m", *command], check=True)
     return folder / "corpus"
 
