@@ -26,6 +26,7 @@ from tpu.batches import on_host, place_rows
 from tpu.mesh import divided_by, mesh_shape
 
 TOKENS = 32  # number of tokens of the row to show, and to generate
+SHOWN = "unk", "mask"  # roles of special tokens that stand in texts
 
 
 def sample(evaluators: Evaluators, params: Params, frozen: Params) -> str | None:
@@ -98,6 +99,6 @@ def _text(made: Made, tokens: Sequence[int], predicted: Mapping[int, tuple[int, 
 
 def _decoded(made: Made, tokens: Sequence[int]) -> str:
     """Decode tokens, without special ones that frame the text."""
-    frame = {token for role, token in made.special.items() if role != "unk" and not role.startswith("sentinel_")}
+    frame = {token for role, token in made.special.items() if role not in SHOWN and not role.startswith("sentinel_")}
     shown = [token for token in tokens if token not in frame]
     return made.tokenizer.decode(shown, skip_special_tokens=False)
