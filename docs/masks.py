@@ -28,6 +28,8 @@ INPUT, TARGET = (
     ["The", "lake", "<0>", ".", "We", "<1>", "on", "it", ".", "</s>"],
     ["<0>", "froze", "<1>", "skated", "</s>"],
 )
+NOISED = ["<s>", "We", "<mask>", "on", "it", ".", "The", "lake", "<mask>", ".", "</s>"]
+WHOLE = ["<s>", "The", "lake", "froze", ".", "We", "skated", "on", "it", ".", "</s>"]
 WORDS = ["the", "lake", "froze", "and", "we", "skated"]
 
 
@@ -51,24 +53,29 @@ def panels() -> dict[str, list[Panel]]:
     real = rows(*(int(token != "[PAD]") for token in PAIR))
     text = rows(*[1] * len(TEXT))
     documents = rows(*[1] * 5, *[2] * 6)
-    targets = Mask(rows(*[1] * len(TARGET)), causal=True)
-    across = Mask(rows(*[1] * len(INPUT)), queries=rows(*[1] * len(TARGET)), whole=True)
     return {
         "encoder": [Panel("padding is hidden", PAIR, PAIR, Mask(real))],
         "decoder": [
             Panel("default: the whole row", TEXT, TEXT, Mask(text, causal=True)),
             Panel("--objective.separate", TEXT, TEXT, Mask(documents, causal=True)),
         ],
-        "t5": [
-            Panel("encoder", INPUT, INPUT, Mask(rows(*[1] * len(INPUT)))),
-            Panel("decoder: the target", TARGET, TARGET, targets),
-            Panel("decoder: the input", TARGET, INPUT, across),
-        ],
+        "t5": encoder_decoder(INPUT, TARGET),
+        "bart": encoder_decoder(NOISED, WHOLE),
         "transformer-xl": [memory_panel()],
         "xlnet": xlnet_panels(),
         "bigbird": pattern_panels(Pattern("bigbird", block=4), 2),
         "longformer": pattern_panels(Pattern("longformer", block=4, windows=(16,)), 1, globals_=rows(0)),
     }
+
+
+def encoder_decoder(read: list[str], written: list[str]) -> list[Panel]:
+    """Return the three masks of an encoder-decoder.   read, written: tokens of the input and the target."""
+    of_input, of_target = rows(*[1] * len(read)), rows(*[1] * len(written))
+    return [
+        Panel("encoder", read, read, Mask(of_input)),
+        Panel("decoder: the target", written, written, Mask(of_target, causal=True)),
+        Panel("decoder: the input", written, read, Mask(of_input, queries=of_target, whole=True)),
+    ]
 
 
 def memory_panel() -> Panel:
