@@ -53,8 +53,10 @@ def recipe_of(case: Case):
         changes["positions"] = case.length
     spans = Permuting(reuse_len=case.length // 2, perm_size=case.length // 2)  # at 512 as published
     objective = _changed(recipe.objective, {"next_sentence": False, "sentence_order": False, "permuting": spans})
-    spans = getattr(objective, "corruption", None)
-    targets = {"target_length": sizes_of(case.length, spans).target} if spans else {}
+    layout, targets = getattr(objective, "layout", ""), {}
+    if layout in ("span-corruption", "denoising"):
+        shorter = layout == "span-corruption"
+        targets["target_length"] = sizes_of(case.length, objective.corruption).target if shorter else case.length
     phase = objective.phase(1.0, case.length, case.rows, **targets)
     optimizer = recipe.optimizer if recipe.optimizer.name == "adafactor" else Optimizer()
     of_row = {"objective": objective, "phases": (phase,), "optimizer": optimizer}

@@ -64,6 +64,8 @@ SHAPES = {
     "gpt2-small": Shape("gpt2-small", 4, 256, 5, {"vocab_size": 50257}),
     "t5-tiny": Shape("t5-tiny", 32, 128, 20),
     "t5-small": Shape("t5-small", 4, 512, 5, {"vocab_size": 32128}),
+    "bart-tiny": Shape("bart-tiny", 32, 128, 20),
+    "bart-base": Shape("bart-base", 4, 128, 5, {"vocab_size": 50265}),
     "nanogpt": Shape("gpt2-tiny", 12, 64, 50, NANOGPT),  # what its README trains on a CPU
     "bert-rows-of-512": Shape("bert-base", 8, 512, 3, LONG),  # as many tokens as in the long rows
     "bigbird-long-row": Shape("bigbird-base", 1, 4096, 3, LONG),

@@ -11,9 +11,11 @@ import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from models.attention.distances import Buckets, bucket_of, by_key, next_bias, row_bias
+from models.attention.encoder_decoder import INPUTS
 from models.core.program import Program
 from models.families.t5 import T5Config
 from pretrain.training.assembly import model_of
+from tests.contract import cases
 from tests.models.shapes import parameter_shapes
 
 CONFIG = T5Config(
@@ -80,7 +82,7 @@ def test_a_token_of_the_decoder_reads_its_text_of_the_encoder_and_what_is_before
 
 def test_logits_of_a_softmax_of_its_own_begin_near_one():
     model = model_of(dataclasses.replace(CONFIG, width=256, tied=False), (), Program())
-    logits, _ = jax.jit(model.init_with_output)(jax.random.key(0), made()[2])
+    (logits, _), _ = jax.jit(model.init_with_output)(jax.random.key(0), made()[2])
     assert 0.5 < logits[:, : CONFIG.vocab_size].std() < 1.5
 
 
@@ -107,3 +109,54 @@ def test_tokens_one_by_one_with_a_cache_give_what_whole_rows_give():
     np.testing.assert_allclose(first[::2], step(cache, 7, 7)[0], atol=1e-6)
     order, there = np.array([1, 0, 3, 3]), step(of_beams, 5, 5, 5, 5)[0]
     np.testing.assert_allclose(step(model.take(of_beams, order), 5, 5, 5, 5)[0], there[order], atol=1e-6)
+
+
+def torch_layer(kind, params, layer, config):
+    """torch's layer with the parameters of one of ours."""
+    of = lambda block, *path: torch.from_numpy(functools.reduce(dict.get, path, params[block])[layer].copy())
+    attention = {"attention": "self_attn", "cross_attention": "multihead_attn"}
+    blocks = [block for block in (*attention, "feed_forward") if block in params]
+    filled = {}
+    for number, block in enumerate(blocks, 1):
+        filled[f"norm{number}.weight"], filled[f"norm{number}.bias"] = (
+            of(block, "norm", "scale"),
+            of(block, "norm", "bias"),
+        )
+    for block in blocks[:-1]:
+        parts, theirs = ("query", "key", "value"), attention[block]
+        filled[f"{theirs}.in_proj_weight"] = torch.cat([of(block, part, "kernel").T for part in parts])
+        filled[f"{theirs}.in_proj_bias"] = torch.cat([of(block, part, "bias") for part in parts])
+        filled |= dense(f"{theirs}.out_proj", of(block, "output", "kernel"), of(block, "output", "bias"))
+    for theirs, ours in {"linear1": "up", "linear2": "down"}.items():
+        filled |= dense(theirs, of("feed_forward", ours, "kernel"), of("feed_forward", ours, "bias"))
+    made = kind(config.width, config.heads, config.feed_forward, dropout=0.0, batch_first=True)
+    made.load_state_dict(filled)
+    return made.eval()
+
+
+def dense(name, kernel, bias):
+    return {f"{name}.weight": kernel.T, f"{name}.bias": bias}
+
+
+def test_the_transformers_layers_are_torchs():
+    case, batch = cases.CASES["transformer"], cases.batch(cases.CASES["transformer"])
+    config, params, tensor = case.model, cases.params(case), lambda name: torch.from_numpy(np.array(batch[name]))
+    angles = np.arange(cases.LENGTH)[:, None] / 10000 ** (np.arange(0, config.width, 2) / config.width)
+    places = torch.from_numpy(np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32))
+
+    def embedded(name):
+        rows = torch.from_numpy(params["tokens"])[tensor(name).long()] * config.width**0.5
+        return rows + places[: rows.shape[1]]
+
+    padding, x = tensor("segments") == 0, embedded("tokens")
+    for layer in range(config.depth):
+        kind = torch.nn.TransformerEncoderLayer
+        x = torch_layer(kind, params["encoder"]["layers"], layer, config)(x, src_key_padding_mask=padding)
+    y = embedded("decoder_tokens")
+    causal = torch.nn.Transformer.generate_square_subsequent_mask(y.shape[1])
+    for layer in range(config.decoder_depth):
+        of_layer = torch_layer(torch.nn.TransformerDecoderLayer, params["decoder"]["layers"], layer, config)
+        y = of_layer(y, x, tgt_mask=causal, memory_key_padding_mask=padding)
+    model = model_of(config, (), Program())
+    found = model.apply({"params": params}, {name: batch[name] for name in INPUTS}, method="decode_targets")
+    np.testing.assert_allclose(found, y.detach().numpy(), rtol=1e-5, atol=1e-5)

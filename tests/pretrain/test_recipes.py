@@ -23,7 +23,7 @@ from pretrain.recipes.registry import RECIPES, find
 from pretrain.schedules import Schedule
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.assembly import assemble
+from pretrain.training.assembly import ALL, assemble, frozen_layers, own_parameters
 from pretrain.training.placement import stages
 from pretrain.training.run import run
 from tests.pretrain import tiny, toys
@@ -164,3 +164,22 @@ def test_both_phases_share_one_optimiser_state_also_when_cut_off(corpus_path, tm
     assert RunDirectory(workdir).checkpoint_steps()[-1] == 15
     run(recipe, tiny.options(corpus_path, workdir))
     assert tiny.equal(tiny.final_state(workdir), state)
+
+
+def test_the_first_stage_of_a_translation_trains_what_is_new_and_what_meets_it():
+    for name in ("bart-translation-tiny", "bart-translation-large"):
+        recipe = RECIPES[name]
+        whole = {"source", "source_tokens", "encoder/positions", "encoder/padding_positions"}
+        whole |= {"decoder/positions", "decoder/padding_positions"}
+        stack = range(recipe.model.depth)
+        for row in own_parameters(recipe):
+            held = frozen_layers(row.path, recipe.phases[0].frozen)
+            if any(row.path == path or row.path.startswith(f"{path}/") for path in whole):
+                assert not held, row.path
+            elif row.path.startswith(tuple(f"encoder/layers/attention/{of}/" for of in ("query", "key", "value"))):
+                assert {layer for layers in held for layer in stack[layers]} == {*stack[1:]}, row.path
+            elif row.path.startswith("encoder/layers/"):
+                assert {layer for layers in held for layer in stack[layers]} == {*stack}, row.path
+            else:
+                assert held == [ALL], row.path
+        assert recipe.phases[1].frozen == ()
