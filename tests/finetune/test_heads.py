@@ -284,6 +284,14 @@ def test_the_token_at_which_a_longformer_reads_a_row_is_global(family, tokenizer
     assert family == "roberta" or rows.columns["globals"].tolist() == [[0], [0]]
 
 
+@pytest.mark.parametrize(("family", "place"), [("bart", -1), ("roberta", 0)])
+def test_classes_are_read_where_the_model_has_read_the_whole_row(family, place, tokenizers):
+    made = stored.load(tokenizers[1])
+    rows = Classify().suited(config_of(family)).encode([Labelled("", ("the fox",), "no")], made, LABELS, LENGTH)
+    assert rows.columns["place"].tolist() == [range(len(rows.tokens))[place]]
+    assert rows.tokens[[0, -1]].tolist() == [made.special["cls"], made.special["sep"]]
+
+
 @pytest.mark.parametrize("question", ["the fox", "the quick brown fox jumps over it"])
 def test_of_a_question_those_tokens_are_global_that_transformers_takes(question, tokenizers):
     task, made = Answer(max_question_tokens=8).suited(config_of("longformer")), stored.load(tokenizers[1])

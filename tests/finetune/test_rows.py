@@ -82,7 +82,7 @@ def made():
 def test_a_causal_row_ends_each_text_and_the_longer_one_is_cut(made, caplog):
     text, other, end = "a b a a", "b " * 9, made.special["eod"]
     assert end == 3  # a further token, where none ends texts
-    (one, both) = encoded(made, [(text,), (text, other)], ["here", "there"], 10, causal=True)
+    (one, both) = encoded(made, [(text,), (text, other)], ["here", "there"], 10, at_end=True)
     said = "texts longer than --length 10 tokens, which are cut: 1, the first is there"
     assert [record.getMessage() for record in caplog.records] == [said]
     assert one == ([1, 2, 1, 1, end], [0] * 5, 4)
