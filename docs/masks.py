@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from data_pipelines.examples.unified_pairs import TASKS, of_tasks  # noqa: E402
 from models.attention.mask import Mask, remembering, visible  # noqa: E402
 from models.attention.patterns.pattern import Pattern, on_host  # noqa: E402
 from models.families.xlnet import both_masks  # noqa: E402
@@ -61,6 +62,7 @@ def panels() -> dict[str, list[Panel]]:
         ],
         "t5": encoder_decoder(INPUT, TARGET),
         "bart": encoder_decoder(NOISED, WHOLE),
+        "unilm": unilm_panels(),
         "transformer-xl": [memory_panel()],
         "xlnet": xlnet_panels(),
         "bigbird": pattern_panels(Pattern("bigbird", block=4), 2),
@@ -86,6 +88,15 @@ def memory_panel() -> Panel:
     return Panel("a row and its memory", row, before + row, mask, memory=5)
 
 
+def unilm_panels() -> list[Panel]:
+    """Return the masks of UniLM's tasks; in rows of one direction all is one text."""
+    pair, second = PAIR[:10], np.array([[0] * 5 + [1] * 5])
+    _, ranks = of_tasks(np.array(TASKS), second, np.ones((4, 10), np.int32))
+    names = "bidirectional", "sequence to sequence", "left to right", "right to left"
+    masks = (Mask(rows(*[1] * 10), row[None], row[None] + 1) for row in jnp.asarray(ranks))
+    return [Panel(name, pair, pair, mask) for name, mask in zip(names, masks, strict=True)]
+
+
 def xlnet_panels() -> list[Panel]:
     """Return XLNet's two masks; labels have each token's place in the order of prediction."""
     ranks, ones, memory = rows(3, 1, 5, 0, 4, 2), rows(*[1] * 6), jnp.zeros((1, 0), jnp.int32)
@@ -106,7 +117,8 @@ def pattern_panels(pattern: Pattern, heads: int, globals_: jax.Array | None = No
 def draw(panels: Iterable[Panel], out: Path) -> None:
     """Draw panels side by side; a dark square is a key (across) that a query (down) attends to."""
     panels = list(panels)
-    figure = Figure((3.6 * len(panels), 3.7), layout="constrained")
+    height = 3.7 if len(panels) < 4 else 4.0  # room for the labels of wide panels
+    figure = Figure((3.6 * len(panels), height), layout="constrained")
     for index, (axes, panel) in enumerate(zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True)):
         seen = np.array(visible(panel.mask))[0]
         kinds = seen[min(index, len(seen) - 1)].astype(int)

@@ -35,6 +35,7 @@ from pretrain.objectives.objective import Objective, Phase, Task, Teacher
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 from pretrain.objectives.sequence_to_sequence import SequenceToSequence
+from pretrain.objectives.unified_language_model import UnifiedLanguageModel
 from pretrain.optimizers import Optimizer
 from pretrain.schedules import Numbers, Schedule, learning_rate, numbers
 
@@ -46,6 +47,7 @@ OBJECTIVES = {
     "permutation-language-model": PermutationLanguageModel,
     "replaced-token-detection": ReplacedTokenDetection,
     "sequence-to-sequence": SequenceToSequence,
+    "unified-language-model": UnifiedLanguageModel,
 }  # by their names in recipe.json
 LEAST = 0.1  # lowest learning rate with which an extended run continues, as a share of the peak
 LENGTH = Range("at least 8 and below 2**31", lambda x: 8 <= x < 2**31)

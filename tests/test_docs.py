@@ -49,5 +49,9 @@ def test_the_pictures_of_masks_show_what_their_pages_say(panels):
     assert seen["xlnet", "content stream"].diagonal().all() and not seen["xlnet", "query stream"].diagonal().any()
     assert seen["t5", "encoder"].all() and seen["t5", "decoder: the input"].all()
     assert (seen["t5", "decoder: the target"] == np.tri(5, dtype=bool)).all()
+    assert seen["unilm", "bidirectional"].all() and (seen["unilm", "left to right"] == np.tri(10, dtype=bool)).all()
+    assert (seen["unilm", "right to left"] == np.tri(10, dtype=bool).T).all()
+    target = seen["unilm", "sequence to sequence"]
+    assert target[:, :5].all() and (target[5:, 5:] == np.tri(5, dtype=bool)).all() and not target[:5, 5:].any()
     assert seen["longformer", "all heads"][0].all() and not seen["longformer", "all heads"][10, 30:].any()
     assert all(ROOT.joinpath("docs", "families", "masks", f"{name}.png").exists() for name in panels)

@@ -55,11 +55,6 @@ class Masking:
                 f"objective.masking.ngrams={self.ngrams}: must be weights of at least 0 with a sum above 0 "
                 "(ALBERT: 1 0.5 0.3333)"
             )
-        if self.ngrams and self.unit == TOKEN:
-            raise UserError(
-                f"objective.masking.ngrams={self.ngrams} but objective.masking.unit={self.unit}: n-grams consist of "
-                "whole words; set it to word_starts"
-            )
         if not 0 <= self.copies < 2**31:
             raise UserError(
                 f"objective.masking.copies={self.copies}: must be at least 0 (always new) and below 2**31 (BERT: 10)"
@@ -174,7 +169,7 @@ def mask(
     wanted = np.maximum(np.rint(masking.rate * available).astype(np.int64), 1)
     wanted = np.minimum(np.minimum(wanted, available), slots)
     if masking.ngrams:
-        starts = _run_starts(masking.ngrams, keys, maskable, starts)
+        starts = _run_starts(masking.ngrams, keys, maskable, True if starts is None else starts)
     if starts is None:
         positions = np.sort(choose(keys, TOKENS, maskable, wanted, slots), axis=1)
     else:

@@ -83,8 +83,12 @@ class SegmentPairs(MaskedRows):
         draws = noise.bits(keys, noise.counters(SEGMENTS, TRIM + 2 * trims))
         start, size, label = self._segments(chosen, draws)
         start, size = truncated(start, size, self._room, draws[:, TRIM:].reshape(-1, 2, trims))
-        arrays = self._laid_out(chosen, keys, start, size)
-        return arrays | ({self.label: label} if self.label else {})
+        made = self._laid_out(chosen, keys, start, size)
+        return made | self._added(made, draws, label)
+
+    def _added(self, made, draws, label):
+        """Return further arrays of a batch, or others in place of those made."""
+        return {self.label: label} if self.label else {}
 
     def _targets(self, key, units):
         """Return the length that a chunk beginning at each unit aims for: int64 [n]. key: one, or uint64 [n]."""

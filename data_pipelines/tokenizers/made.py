@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from tokenizers import Tokenizer, processors
@@ -33,6 +34,14 @@ class Made(NamedTuple):
 def text_end(special: Mapping[str, int]) -> int | None:
     """Return the token that ends texts: the special token 'eod', else 'sep'; None if there is neither."""
     return special.get("eod", special.get("sep"))
+
+
+def cloze_tokens(special: Mapping[str, int], setting: str | Path) -> tuple[int, int, int]:
+    """Return the tokens cls, sep and mask, by which UniLM writes. UserError, which begins with the setting, without."""
+    roles = "cls", "sep", "mask"
+    if lacking := [role for role in roles if role not in special]:
+        raise UserError(f"{setting}: its tokenizer has no {lacking[0]} token, with which it writes; use another model")
+    return tuple(special[role] for role in roles)
 
 
 def names_in(config: dict) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Text to text: a decoder generates a target from an input that an encoder reads (Raffel et al. 2020, section 2.4) or
-that precedes the target (Radford et al. 2018, section 3.3)."""
+that precedes the target (Radford et al. 2018, section 3.3), or an encoder fills it in, mask by mask (`cloze.py`)."""
 
 import dataclasses
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from tyro.conf import Suppress
@@ -15,16 +15,19 @@ from data_pipelines.examples.text_to_text import as_batch, opening
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers.made import text_end
 from finetune import metrics
+from finetune.cloze import ClozeRows, cloze_rows
 from finetune.files import Record, Told, as_text, records, tell
 from finetune.rows import Rows, joined
 from finetune.task import FinetuningTask
+from models.blocks.heads import TOKENS
 from models.core.program import Program
 from models.core.ranges import COUNT, check_ranges
 from models.families.registry import family_of, name_of
 from pretrain import metrics as texts
 from pretrain.generation.settings import Decoding
+from pretrain.objectives.masked_language_model import PREDICTIONS, MaskedLanguageModel
 from pretrain.objectives.next_token_prediction import next_token_terms
-from pretrain.objectives.protocols import CausalDecoder, EncoderDecoder
+from pretrain.objectives.protocols import CausalDecoder, ClozeWriter, EncoderDecoder
 from pretrain.objectives.sequence_to_sequence import PhaseWithTargets, check_start, start_of
 from pretrain.training.targets import ends, texts_after
 
@@ -45,7 +48,6 @@ class Write(FinetuningTask):
     """A model with a decoder generates the target of each input."""
 
     phase = PhaseWithTargets
-    predictions: ClassVar = {"lm": PREDICTED}
 
     input: str = "input"  # column of inputs
     target: str = "target"  # column of targets, or of lists of right targets, of which the first is trained on
@@ -53,6 +55,7 @@ class Write(FinetuningTask):
     target_length: int = 64  # maximum number of target tokens, with the end token; longer targets are cut
     metric: str = FIGURES[0]  # metric that selects the best checkpoint
     bleu_tokenizer: str = "13a"  # tokenizer of sacrebleu; zh for Chinese
+    cloze: Annotated[bool, Suppress] = False  # whether the model is a `ClozeWriter`
 
     start: Annotated[int, Suppress] = 0  # start token of the model's targets
 
@@ -62,8 +65,12 @@ class Write(FinetuningTask):
             raise ValueError(unknown("--metric: unknown metric", self.metric, FIGURES))
 
     @property
+    def predictions(self):
+        return {"lm": PREDICTIONS if self.cloze else PREDICTED}
+
+    @property
     def asks(self):
-        return (CausalDecoder if self.causal else EncoderDecoder,)
+        return (ClozeWriter, TOKENS) if self.cloze else (CausalDecoder if self.causal else EncoderDecoder,)
 
     @property
     def sizes(self):
@@ -71,7 +78,7 @@ class Write(FinetuningTask):
 
     @property
     def columns(self):
-        if self.causal:
+        if self.causal or self.cloze:
             return {}
         of_target = Feature((self.target_length,))
         arrays = dict.fromkeys(("decoder_tokens", "decoder_segments", "targets"), of_target)
@@ -79,18 +86,28 @@ class Write(FinetuningTask):
 
     @property
     def of_tokens(self):
+        if self.cloze:
+            return {"ranks": Feature(())}
         return {"targets": Feature(()), "weights": Feature((), np.float32)} if self.causal else {}
 
     def suited(self, model_config):
         module = family_of(model_config).module(model_config, Program())
-        if not isinstance(module, CausalDecoder | EncoderDecoder):
+        if not isinstance(module, CausalDecoder | EncoderDecoder | ClozeWriter):
             raise UserError(f"--from: {name_of(model_config)} models cannot write text; use one with a decoder")
+        if isinstance(module, ClozeWriter):
+            return dataclasses.replace(super().suited(model_config), cloze=True)
         suited = super().suited(model_config)
         return suited if suited.causal else dataclasses.replace(suited, start=start_of(model_config))
 
     def check(self, model_config, corpus, phase):
-        if not self.causal:
+        if not self.causal and not self.cloze:
             check_start(model_config, corpus)
+
+    def layout(self, above, length):
+        rows = super().layout(above, length)
+        if not self.cloze:
+            return rows
+        return ClozeRows(length, above, rows.columns, rows.of_tokens, target_length=self.target_length)
 
     def read(self, file, is_labelled=True):
         columns = {self.input: "--input"} | ({self.target: "--target"} if is_labelled else {})
@@ -105,8 +122,8 @@ class Write(FinetuningTask):
         return Pair(record.where, self.prefix + as_text(record, self.input, record.fields[self.input]), label)
 
     def encode(self, examples, made, labels, length):
-        first = [] if self.causal else opening(made.special, self.start)
-        room = length - 1 - (self.target_length if self.causal else len(first))
+        first = [] if self.causal or self.cloze else opening(made.special, self.start)
+        room = length - 1 - (self.target_length if self.causal or self.cloze else 0) - (self.cloze or len(first))
         if room < 1:
             raise UserError(f"--length {length}: leaves no room for inputs beside --target-length; raise it")
         encoder, told = Encoder(made.tokenizer), Told(list)
@@ -123,6 +140,12 @@ class Write(FinetuningTask):
         inputs = [text[:room] for text in inputs]
         targets = [np.array([*[*first, *target][: self.target_length - 1], end]) for target in targets]
         is_known = np.array([one.label is not None for one in examples])
+        if self.cloze:
+            return cloze_rows(
+                inputs,
+                [target[: len(target) * known] for target, known in zip(targets, is_known, strict=True)],
+                made.special,
+            )
         if self.causal:
             return _continued(inputs, targets, is_known, delimiter_token(made.special))
         return self._encoded([np.array([*first, *text, end]) for text in inputs], targets, is_known)
@@ -138,13 +161,18 @@ class Write(FinetuningTask):
         return joined(tokens, [np.zeros_like(row) for row in tokens], {name: batch[name] for name in self.columns})
 
     def forward(self, model, params, batch, moment):
+        if self.cloze:
+            terms, _, _ = MaskedLanguageModel(next_sentence=False).loss(model, params, batch, {}, moment)
+            return {}, {"lm": terms["mlm"]}
         given = model, params, batch, self.predictions, 0.0, moment
         return {}, next_token_terms(*given) if self.causal else next_token_terms(*given, "decode_targets", None)
 
     def generated(self, model, params, mesh, rows, made):
         prompts = [rows.tokens[begin:end] for begin, end in zip(rows.starts, rows.starts[1:], strict=False)]
-        if self.causal:
+        if self.causal or self.cloze:
             prompts = [row[:size] for row, size in zip(prompts, rows.columns["inputs"], strict=True)]
+        if self.cloze:
+            prompts = [np.append(row, made.special["mask"]) for row in prompts]
         decoding = Decoding(self.target_length, stop=tuple(sorted(ends(made))))
         return {"texts": texts_after(model, params, mesh, made, [row.tolist() for row in prompts], decoding)}
 

@@ -22,6 +22,7 @@ class Cache(NamedTuple):
     filled: i32[], the number of places taken so far, the same in all rows.
     context: the cache of a second sequence (an encoder's output), which layers see as a whole; None without one. If it
     has fewer rows than this cache, each of its rows serves an equal number of adjacent rows here.
+    mask: i32[], the token that stands where a token is predicted, of models that need one.
     """
 
     keys: Array
@@ -29,6 +30,7 @@ class Cache(NamedTuple):
     segments: Array
     filled: Array
     context: "Cache | None" = None
+    mask: Array | None = None
 
 
 def empty_cache(depth: int, batch: int, places: int, sizes: LayerSizes, dtype) -> Cache:

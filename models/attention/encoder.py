@@ -87,6 +87,10 @@ class Encoder(WithHeads):
         c = self.config
         self.embeddings = Embeddings(c.vocab_size, c.embedding, c.terms, c.norm_epsilon, c.init_std)
 
+    def mask(self, inputs: Inputs) -> Mask:
+        """Return which tokens see which."""
+        return Mask(inputs["segments"], globals=inputs.get("globals"))
+
     @nn.compact
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
         """Run the trunk -> [rows, length, width]. Dropout is on if noise u32[rows, 2] is given.
@@ -94,8 +98,8 @@ class Encoder(WithHeads):
         slots: i32[rows, n], the positions whose output is wanted -> [rows, n, width]; the last layer then computes no
         others.
         """
-        mask = Mask(inputs["segments"], globals=inputs.get("globals"))
-        return encode(self, self.config, self.embeddings(inputs), mask, noise, self.program, slots)
+        embedded, mask = self.embeddings(inputs), self.mask(inputs)
+        return encode(self, self.config, embedded, mask, noise, self.program, slots)
 
     def __call__(self, inputs: Inputs):
         """Run every part once, for initialisation."""

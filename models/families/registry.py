@@ -20,6 +20,7 @@ from models.families import (
     t5,
     transformer,
     transformer_xl,
+    unilm,
     xlnet,
 )
 
@@ -41,6 +42,7 @@ FAMILIES: dict[str, Family] = {
     "t5": t5.FAMILY,
     "transformer": transformer.FAMILY,
     "transformer-xl": transformer_xl.FAMILY,
+    "unilm": unilm.FAMILY,
     "xlnet": xlnet.FAMILY,
 }
 
@@ -88,13 +90,13 @@ def differing_fields(source, target) -> dict[str, tuple[Any, Any]]:
     (value of source, value of target).
 
     Within a family, a field of a nested config that one of them lacks counts as None; between families only the fields
-    of both are compared. The target may have more positions, and more tokens if each token has its own row.
+    of both are compared. The target may have more positions and token types, and more tokens if each has its own row.
     """
     old, new = weight_fields(source), weight_fields(target)
     compared = old | new if type(source) is type(target) else old.keys() & new.keys()
     both = {path: (old.get(path), new.get(path)) for path in compared}
     differing = {path: values for path, values in both.items() if values[0] != values[1]}
-    extensible = {"positions"}
+    extensible = {"positions", "types"}
     if "vocab_size" in differing and any("vocab" in row.axes for row in family_of(target).every_parameter(target)):
         extensible.add("vocab_size")
     return {path: (old, new) for path, (old, new) in differing.items() if path not in extensible or old > new}

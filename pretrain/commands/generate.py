@@ -31,7 +31,7 @@ OF_FILLINGS = "run", "prompt", "prompts", "number", "step", "best"  # options th
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generate(OfModel):
-    """Continue prompts with a decoder, write targets for them (T5), or fill their [MASK]s (BERT)."""
+    """Continue prompts with a decoder, write targets for them (T5, UniLM), or fill their [MASK]s (BERT, UniLM)."""
 
     prompt: tuple[str, ...] = ()
     """One or more prompts."""
@@ -66,6 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     import jax
 
     from pretrain.generation.decoding import check_whole_rows, fills
+    from pretrain.objectives.protocols import ClozeWriter
     from pretrain.training.opened import open_model
     from tpu.mesh import named_mesh, row_mesh
 
@@ -73,7 +74,8 @@ def main(arguments: Sequence[str]) -> int:
     mesh = row_mesh(devices, [1]) if options.mesh is None else named_mesh(options.mesh, devices)
     check_whole_rows(options.mesh, mesh)
     opened = open_model(options.run, options.step, mesh, options.best)
-    if fills(opened.module):
+    writes = isinstance(opened.module, ClozeWriter) and all(len(_pieces(opened.tokenizer, of)) == 1 for of in prompts)
+    if fills(opened.module) and not writes:
         if useless := _for_texts_only(options):
             raise UserError(f"{', '.join(useless)}: no effect on a model that fills masks; leave them out")
         _print_fillings(options, opened, prompts)
@@ -221,7 +223,7 @@ def _print_fillings(options: Generate, opened: "Opened", prompts: list[str]) -> 
     sizes = length, options.number or 5, getattr(opened.objective, "globals", 0)
     doing("compiling, then filling masks")
     for prompt in prompts:
-        pieces = prompt.replace(made.tokenizer.id_to_token(mask), MASK).split(MASK)
+        pieces = _pieces(made, prompt)
         if len(pieces) == 1:
             raise UserError(f"--prompt {prompt!r}: this model fills masks; write {MASK} where a word is missing")
         # White space before a mask belongs to the masked word.
@@ -234,6 +236,11 @@ def _print_fillings(options: Generate, opened: "Opened", prompts: list[str]) -> 
             print(prompt if len(pieces) == 2 else f"{prompt} (mask {place + 1})")
             for token, probability in guesses:
                 print(f"  {probability:.4f}  {made.tokenizer.decode([token], skip_special_tokens=False)}")
+
+
+def _pieces(made: Made, prompt: str) -> list[str]:
+    """Return the parts of a prompt between masks, in either spelling."""
+    return prompt.replace(made.tokenizer.id_to_token(made.special["mask"]), MASK).split(MASK)
 
 
 def encode(made: Made, texts: Sequence[str]) -> list[list[int]]:

@@ -18,7 +18,15 @@ from models.families.registry import FAMILIES, family_of, name_of
 from pretrain.generation.loop import program
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.objective import inputs_of
-from pretrain.objectives.protocols import Encoder, EncoderDecoder, Generator, Remembering, TokenPredictor, Writer
+from pretrain.objectives.protocols import (
+    ClozeWriter,
+    Encoder,
+    EncoderDecoder,
+    Generator,
+    Remembering,
+    TokenPredictor,
+    Writer,
+)
 from tpu.batches import on_host
 from tpu.mesh import mesh_shape, row_mesh
 
@@ -101,9 +109,10 @@ def _check(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decodin
     for index, prompt in enumerate(prompts, 1):
         if not len(prompt):
             raise UserError(f"prompt {index}: has no tokens; write some text")
-        if longest(len(prompt), decoding.max_tokens) > positions:
+        size = len(prompt) - isinstance(model, ClozeWriter)  # the [MASK] has the place of the first token
+        if longest(size, decoding.max_tokens) > positions:
             raise UserError(
-                f"prompt {index}: {len(prompt)} tokens {both} --max-tokens {decoding.max_tokens} exceed the model's "
+                f"prompt {index}: {size} tokens {both} --max-tokens {decoding.max_tokens} exceed the model's "
                 f"{positions} positions; shorten the prompt, or lower --max-tokens"
             )
 
@@ -125,7 +134,8 @@ def fills(model: nn.Module) -> bool:
     """Return whether a model predicts masked tokens."""
     masked = isinstance(model, Encoder) and isinstance(model, TokenPredictor)
     # XLNet encodes, too, but each token sees itself
-    return masked and not isinstance(model, Writer | Remembering) or isinstance(model, Generator)
+    others = isinstance(model, Writer | Remembering) and not isinstance(model, ClozeWriter)
+    return masked and not others or isinstance(model, Generator)
 
 
 def fill(

@@ -18,21 +18,26 @@ from pretrain.json_values import make, plain
 def config_from(source: str | Path, family: Family | None = None) -> Any:
     """Read the config of the model in a source, see `folders`.
 
-    family: read it as this family if possible; else as the family with a class that config.json names.
+    family: read it as this family if possible; else as the family whose constants config.json has and with a class that
+    it names.
 
     UserError if a config.json is missing, damaged or incomplete, if no family reads it, or if the parts of one model
     disagree.
     """
     first = Path(str(source).split(",")[0].split("=", 1)[-1]) if is_listing(source) else Path(source)
-    model_type, named = _read(first).get("model_type"), {*architectures(first)}
+    said, named = _read(first), {*architectures(first)}
+    model_type = said.get("model_type")
     families = [(model.constants["model_type"], fam) for fam in FAMILIES.values() for model in fam.hf.values()]
     reading = [fam for known, fam in families if known == model_type]
     if not reading:
         known = ", ".join(dict.fromkeys(known for known, _ in families))
         raise UserError(f"{first}: config.json has model_type={model_type!r}; use one of {known}")
-    if family not in reading:
+    suited = [fam for fam in reading if any(model.constants.items() <= said.items() for model in fam.hf.values())]
+    if family not in (suited or reading):
         has = lambda fam: any(named & {*model.architectures} for model in fam.hf.values())
-        family = next(filter(has, reading), reading[0])
+        # The one with most constants: any BERT has a number of token types, a UniLM its six.
+        suited = sorted(suited or reading, key=lambda fam: -max(len(model.constants) for model in fam.hf.values()))
+        family = next(filter(has, suited), suited[0])
     values: dict[str, Any] = {}
     for part, folder in folders(source, family).items():
         for path, value in _values(folder, family.hf[part]).items():

@@ -29,7 +29,8 @@ LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bi
 # Constants that old versions of transformers stored
 BUFFERS = ("position_ids", "token_type_ids", ".attn.bias", ".attn.masked_bias", "pos_encoding")
 ANEW = "start them anew with --init-heads-anew"
-POSITION, TOKEN, LABEL = "position", "vocab", "label"  # axes of parameters with one row for each
+TOKEN, LABEL = "vocab", "label"  # axes of parameters with one row for each
+REPEATED = {"position": "positions", "type": "types"}  # axes whose first rows are repeated for more -> config field
 
 log = logging.getLogger(__name__)
 
@@ -261,9 +262,10 @@ def label_places(before: Sequence[str], after: Sequence[str]) -> list[int] | Non
 def to_target(setting: str, params: Mapping[str, np.ndarray], source, target) -> dict[str, np.ndarray]:
     """Convert parameters of a model of config `source` to one of `target`: path -> array."""
     named = {path: params[name] for path, name in counterparts(source, target).items() if name in params}
-    before, after = (getattr(config, "positions", None) for config in (source, target))
-    if before and after and before != after:
-        log.warning("%s: its %s positions are repeated up to %s", setting, f"{before:,}", f"{after:,}")
+    for field in REPEATED.values():
+        before, after = (getattr(config, field, None) for config in (source, target))
+        if before and after and before != after:
+            log.warning("%s: its %s %s are repeated up to %s", setting, f"{before:,}", field, f"{after:,}")
     if more := target.vocab_size - source.vocab_size:
         log.warning("%s: embeddings of %s tokens that it lacks start as the mean of the others", setting, f"{more:,}")
     if changed := other_pattern(source, target):
@@ -297,18 +299,18 @@ def other_pattern(source, target) -> str:
 
 def _resized(params: Mapping[str, np.ndarray], target, before, after) -> dict[str, np.ndarray]:
     """Resize parameters, with paths in a model of config `target`, from the sizes of config `before` to those of
-    `after`: positions and tokens are cut off at the end, or further positions repeat the first ones and further tokens
-    are the mean; labels are taken from `before` if it has them, else arbitrary ones."""
+    `after`: positions, types and tokens are cut off at the end, or further positions and types repeat the first ones
+    and further tokens are the mean; labels are taken from `before` if it has them, else arbitrary ones."""
     axes = {parameter.path: parameter.axes for parameter in family_of(target).every_parameter(target)}
-    positions, resized = getattr(after, "positions", None), {}
+    resized = {}
     places, any_places = label_places(labels_of(before), labels_of(after)), np.arange(len(labels_of(after)) or 2)
     for path, array in params.items():
         if path not in axes:  # a low-rank product
             resized[path] = array
             continue
-        if POSITION in axes[path] and positions is not None:
-            axis = axes[path].index(POSITION)
-            array = np.take(array, np.arange(positions) % array.shape[axis], axis)
+        for axis, field in enumerate(map(REPEATED.get, axes[path])):
+            if (rows := getattr(after, field or "", None)) is not None:
+                array = np.take(array, np.arange(rows) % array.shape[axis], axis)
         for axis in (axis for axis, name in enumerate(axes[path]) if name == LABEL):
             array = np.take(array, any_places % array.shape[axis] if places is None else places, axis)
         if TOKEN in axes[path] and before.vocab_size != after.vocab_size:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 import jax.numpy as jnp
+from jax import Array
 
 from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import RowLayout
@@ -17,7 +18,7 @@ from models.attention.patterns.pattern import DENSE
 from models.blocks.heads import PAIR, TOKENS
 from models.families.registry import family_of
 from pretrain.objectives.cross_entropy import predicted
-from pretrain.objectives.objective import Objective, Phase, inputs_of
+from pretrain.objectives.objective import Batch, Objective, Phase, inputs_of
 from pretrain.objectives.protocols import Encoder
 
 PAIRS, SENTENCE_PAIRS = "segment-pairs", "sentence-pairs"
@@ -109,7 +110,11 @@ class MaskedLanguageModel(Objective):
         if self.label:
             labels = batch[self.label]
             terms[self.label] = predicted(pair_logits, labels, (labels >= 0).astype(jnp.float32))
-        return terms, carry, {}
+        return terms, carry, {} if moment.train else self.counts(logits, batch)
+
+    def counts(self, logits: Array, batch: Batch) -> dict[str, Array]:
+        """Return the counts of evaluation.   logits: f32[rows * n, vocab], of the predicted tokens."""
+        return {}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -90,6 +90,17 @@ class Writer(TokenPredictor, Protocol):
 
 
 @runtime_checkable
+class ClozeWriter(Encoder, Writer, Protocol):
+    """An encoder that continues texts at a [MASK]: `begin` reads [CLS] source [SEP] [MASK], `advance` the token for the
+    last [MASK], after which it puts another.
+
+    sides: types of the tokens of a source and of its target.
+    """
+
+    sides: tuple[int, int]
+
+
+@runtime_checkable
 class CausalDecoder(Writer, Protocol):
     """A causal trunk without a memory, and a head for the next token."""
 

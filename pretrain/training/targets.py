@@ -21,13 +21,13 @@ from data_pipelines.formats import table
 from data_pipelines.formats.problems import Problems
 from data_pipelines.formats.source import Source
 from data_pipelines.text.encoding import Encoder
-from data_pipelines.tokenizers.made import Made, text_end
+from data_pipelines.tokenizers.made import Made, cloze_tokens, text_end
 from models.core.parameters import Params
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.next_token_prediction import delimiter
 from pretrain.objectives.objective import Objective
-from pretrain.objectives.protocols import EncoderDecoder
+from pretrain.objectives.protocols import ClozeWriter, EncoderDecoder
 from pretrain.training.opened import Opened
 from tpu.mesh import divided_by
 
@@ -44,11 +44,13 @@ class Asked(NamedTuple):
 
 
 def separators(opened: Opened, objectives: Sequence[Objective]) -> list[int]:
-    """Return the tokens between an input and its target: an encoder's end token, or the delimiter of a decoder's rows
-    of input and target if one of the objectives has such rows; else none.
+    """Return the tokens between an input and its target: an encoder's end token, [SEP] [MASK] for a `ClozeWriter`, or
+    the delimiter of a decoder's rows of input and target if one of the objectives has such rows; else none.
 
     UserError if the tokenizer has no end token for an encoder."""
     special = opened.tokenizer.special
+    if isinstance(opened.module, ClozeWriter):
+        return [*cloze_tokens(special, opened.source)[1:]]
     if isinstance(opened.module, EncoderDecoder):
         if (end := text_end(special)) is not None:
             return [end]
@@ -61,10 +63,11 @@ def separators(opened: Opened, objectives: Sequence[Objective]) -> list[int]:
 
 
 def before_inputs(opened: Opened) -> list[int]:
-    """Return the tokens that an encoder-decoder's inputs begin with, as in training."""
-    if not isinstance(opened.module, EncoderDecoder):
-        return []
-    return opening(opened.tokenizer.special, opened.module.start)
+    """Return the tokens that inputs of an encoder-decoder or a `ClozeWriter` begin with, as in training."""
+    special = opened.tokenizer.special
+    if isinstance(opened.module, ClozeWriter):
+        return [cloze_tokens(special, opened.source)[0]]
+    return opening(special, opened.module.start) if isinstance(opened.module, EncoderDecoder) else []
 
 
 def ends(made: Made) -> set[int]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from data_pipelines.examples.permutations import Permuting
 from data_pipelines.examples.span_corruption import Corruption, sizes_of
+from data_pipelines.examples.unified_pairs import TASKS, of_tasks
 from finetune.tasks.classify import Classify
 from models.attention.patterns.pattern import Pattern
 from models.blocks.memory import Memory
@@ -23,6 +24,7 @@ from pretrain.objectives.objective import Objective, Phase
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 from pretrain.objectives.sequence_to_sequence import SequenceToSequence
+from pretrain.objectives.unified_language_model import UnifiedLanguageModel
 from pretrain.training.assembly import made_heads
 from tests.models.shapes import parameter_shapes
 
@@ -94,6 +96,7 @@ CASES = {
     "t5": Case(_config("t5", **OF_T5), SequenceToSequence(), phase=_targets),
     "transformer": Case(_config("transformer", **OF_BART), SequenceToSequence(), phase=_targets),
     "transformer-xl": Case(_config("transformer-xl", memory=8, **WIDE), CausalLanguageModel(), 8, padded=False),
+    "unilm": Case(_config("unilm", positions=32, **WIDE), UnifiedLanguageModel()),
     "xlnet": Case(_config("xlnet", memory=8, **WIDE), PermutationLanguageModel(PERMUTING), 8),
 }
 
@@ -131,8 +134,11 @@ def batch(case: Case) -> dict[str, np.ndarray]:
     tokens = rng.integers(5, vocab, (ROWS, LENGTH)).astype(np.int32)
     predicted = case.phase(LENGTH).get("target_length", LENGTH)
     pair = np.array([-1, 0, 1, 1], np.int32)
+    types = np.where(column >= LENGTH // 2, real, 0).astype(np.int32)
+    if isinstance(case.objective, UnifiedLanguageModel):  # a row of each task
+        types, ranks = of_tasks(np.array(TASKS), types, real)
     return {
-        "tokens": tokens, "types": np.where(column >= LENGTH // 2, real, 0).astype(np.int32), "segments": real,
+        "tokens": tokens, "types": types, "segments": real,
         "ranks": ranks, "thresholds": thresholds.astype(np.int32), "reversed": np.zeros(ROWS, np.int32),
         "prediction_positions": positions, "prediction_weights": weights,
         "prediction_targets": (rng.integers(5, vocab, (ROWS, slots)) * weights).astype(np.int32),

@@ -66,6 +66,16 @@ def masked(label: str | None) -> Callable[..., tuple[float, dict]]:
     return reference_of
 
 
+def unilm(case: Case) -> tuple[float, dict]:
+    """Of rows of the four tasks, with masks written out."""
+    batch, model = cases.batch(case), with_parameters(case, "model")
+    inputs = reference.torch_inputs(batch, types=case.model.types)
+    inputs["attention_mask"] = reference.unilm_mask(batch["types"], batch["segments"])
+    loss = model(**inputs, labels=reference.token_labels(batch)).loss
+    loss.backward()
+    return loss.item(), our_gradients(case, {"model": model})
+
+
 def classified(case: Case) -> tuple[float, dict]:
     """Of a model with a head for classes of rows."""
     batch, model = cases.batch(case), with_parameters(case, "model")
@@ -146,6 +156,7 @@ REFERENCES = {
     "t5": next_token,
     "transformer": next_token,
     "transformer-xl": transformer_xl,
+    "unilm": unilm,
     "xlnet": xlnet,
 }
 

@@ -24,6 +24,7 @@ from data_pipelines.examples.next_tokens import ContiguousStreams, InputTarget, 
 from data_pipelines.examples.packed_sentences import PackedSentences, SentenceGlobals
 from data_pipelines.examples.permutations import PermutedSpans, Permuting
 from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER, SegmentPairs, SentencePairs
+from data_pipelines.examples.unified_pairs import UnifiedPairs
 from tests.data_pipelines.corpora import (
     FIRST,
     SPECIAL,
@@ -48,6 +49,7 @@ LAYOUTS = {
     "pairs, masked as ELECTRA's": (SegmentPairs(32, Masking(0.25, 0.85, 0.0), label=None), "ae16c0668180f179"),
     "pairs, n-grams as ALBERT's": (SegmentPairs(32, Masking(unit="word_starts", ngrams=ALBERT)), "4bce5446e9c11199"),
     "pairs of sentences": (SentencePairs(32), "a929273923fbae48"),
+    "pairs of UniLM's tasks": (UnifiedPairs(32, Masking(ngrams=(0.8, 0.1, 0.1))), "214debedad0e55c7"),
     "packed": (PackedSentences(32), "8c16f1d578064a42"),
     "packed, whole words": (PackedSentences(32, Masking(unit="word_starts")), "a2e339332e06a4f3"),
     "packed, n-grams": (PackedSentences(32, Masking(unit="word_starts", ngrams=MACBERT)), "cfceb8478f7417d4"),
@@ -200,7 +202,6 @@ ERRORS = [
         lambda: PackedSentences(32, Masking(unit="phrases")),
         "objective.masking.unit='phrases': corpus .* has no field by token .*; use one of token, word_starts",
     ),
-    (lambda: Masking(ngrams=ALBERT), "masking.ngrams=.* but objective.masking.unit=token: n-grams consist"),
 ]
 LACKING = [
     (SegmentPairs(32), "has no .*mask token"),

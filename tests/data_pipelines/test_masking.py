@@ -130,8 +130,9 @@ def test_words_and_n_grams_are_those_of_a_plain_loop(length, starts, specials, r
     maskable = generator.random((3, length)) >= specials
     maskable[:, 0] = False
     word_starts = (generator.random((3, length)) < starts) | ~maskable
-    masking = Masking(rate=rate, unit="word_starts", ngrams=ngrams)
-    batch = masked(masking, np.full((3, length), 9, np.int32), maskable, word_starts, seed)
+    by_token = starts == 1 and ngrams != ()  # words of one token each
+    masking = Masking(rate=rate, unit="token" if by_token else "word_starts", ngrams=ngrams)
+    batch = masked(masking, np.full((3, length), 9, np.int32), maskable, None if by_token else word_starts, seed)
     for row, where in enumerate(chosen(batch)):
         key = int(noise.key(seed, 0, np.arange(3))[row])
         assert np.flatnonzero(where).tolist() == chosen_slowly(masking, key, maskable[row], word_starts[row])

@@ -58,6 +58,7 @@ TASKS = {  # family -> (fields of its config, its heads)
     "gpt2": (SHORT, (CLASSIFIER, TAGGER, SPANS)),
     "longformer": (SHORT | {"pattern": NEAR}, ALL),
     "roberta": (SHORT, ALL),
+    "unilm": (SHORT, ALL),
     "xlnet": (SIZES, ALL),
 }
 CASES = [(family, head) for family, (_, heads) in TASKS.items() for head in heads]

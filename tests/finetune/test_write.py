@@ -10,23 +10,29 @@ import numpy as np
 import pytest
 import torch
 
+from data_pipelines import noise
 from data_pipelines.errors import UserError
+from data_pipelines.examples.layout import Chosen
 from data_pipelines.tokenizers import words
 from data_pipelines.tokenizers.made import Made, special_ids
 from finetune.evaluators import Development, figures_of
 from finetune.options import Training
 from finetune.predict import Predictions
 from finetune.registry import TASKS
+from finetune.rows import RowsOfBucket
 from finetune.tasks import write
 from finetune.tasks.write import Pair, Write
 from finetune.training import Read, recipe_of
 from pretrain.objectives.objective import Moment, Sums, Term
 from pretrain.recipe import from_json, to_json
 from pretrain.training.assembly import model_of
+from tests.contract import cases
+from tests.data_pipelines.corpora import chosen, equal, fits, unmasked
 from tests.finetune import beside
 from tests.pretrain import reference, tiny
 
 CONFIGS = {"t5": tiny.T5, "gpt2": tiny.GPT2}
+UNILM = cases.CASES["unilm"].model
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijkl"]
 PAIRS = [Pair("F, line 1", "a b c d", ("e f",)), Pair("F, line 2", "b", ("g h i j",)), Pair("F, line 3", "l k", None)]
 
@@ -38,7 +44,7 @@ def made():
 
 
 def config_of(name):
-    return dataclasses.replace(CONFIGS[name], dropout=0.0, attention_dropout=0.0)
+    return dataclasses.replace((CONFIGS | {"unilm": UNILM})[name], dropout=0.0, attention_dropout=0.0)
 
 
 def task_of(name):
@@ -94,6 +100,33 @@ def test_a_decoder_goes_on_after_the_delimiter_and_learns_the_target_alone(made)
         batch_of(task_of("gpt2"), PAIRS, made, 5)
 
 
+def test_of_a_target_and_its_end_a_share_is_masked_anew_in_each_epoch_and_ranks_follow_the_source(made, caplog):
+    task = Write(target_length=8).suited(UNILM)
+    rows = task.encode(PAIRS, made, (), 13)
+    layout, some = task.layout(0, 13), Chosen([RowsOfBucket(rows, np.arange(3))], np.zeros(3), np.array([1, 0, 2]))
+    batch = layout.padded(rows, np.arange(3))
+    assert batch["types"].tolist()[1] == [4] * 3 + [5] * 5 + [0] * 5  # [CLS] b [SEP] g h i j [SEP]
+    assert batch["ranks"].tolist()[1] == [0, 0, 0, 3, 4, 5, 6, 7, 0, 0, 0, 0, 0]
+    assert shown(made, unmasked(batch)) == ["[Cabc[Sef[S-----", "[Cb[Sghij[S-----", "[Clk[S---------"]
+    assert batch["prediction_weights"].sum(1).tolist() == [2, 4, 0]  # 70% of 3, of 5; the last has no target
+    assert (batch["tokens"][chosen(batch)] == 4).all() and "inputs longer than 3 tokens" in caplog.text
+    ends = 0
+    for epoch in range(40):
+        built = layout.build(some, noise.key(epoch, np.arange(3)))
+        assert fits(built, layout) and equal({"rows": unmasked(built)}, {"rows": unmasked(batch)[[1, 0, 2]]})
+        ends += built["tokens"][0, 7] == 4
+    assert 15 < ends < 40 and equal(batch, layout.padded(rows, np.arange(3)))
+    assert task.predictions == {"lm": ("prediction_targets", "prediction_weights")}
+
+
+def test_what_unilm_writes_with_is_asked_of_the_tokenizer(made):
+    task = Write(target_length=4).suited(UNILM)
+    with pytest.raises(UserError, match="--from: its tokenizer has no mask token, with which it writes; use another"):
+        task.encode(PAIRS, made._replace(special={"pad": 0, "cls": 2, "sep": 3}), (), 12)
+    with pytest.raises(UserError, match="--length 6: leaves no room for inputs beside --target-length; raise it"):
+        task.encode(PAIRS, made, (), 6)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_loss_and_gradients_are_those_of_transformers_class(name, made, tmp_path):
     config, task = config_of(name), task_of(name)
@@ -118,7 +151,14 @@ def test_loss_and_gradients_are_those_of_transformers_class(name, made, tmp_path
     beside.check_gradients(model, gradients, config, None, tmp_path)
 
 
-@pytest.mark.parametrize("name, expected", [("t5", ["abcd[S", "b[S", "lk[S"]), ("gpt2", ["abc[S", "b[S", "lk[S"])])
+WRITTEN_AFTER = {
+    "t5": ["abcd[S", "b[S", "lk[S"],
+    "gpt2": ["abc[S", "b[S", "lk[S"],
+    "unilm": ["[Cab[S[M", "[Cb[S[M", "[Clk[S[M"],
+}
+
+
+@pytest.mark.parametrize("name, expected", WRITTEN_AFTER.items())
 def test_what_is_written_follows_inputs_alone(name, expected, made, monkeypatch):
     task, asked = task_of(name), []
     monkeypatch.setattr(write, "texts_after", lambda *given: asked.append(given[3:]) or ["x"] * 3)

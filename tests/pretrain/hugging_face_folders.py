@@ -25,6 +25,7 @@ from models.families.registry import family_of
 from models.families.roberta import RobertaConfig
 from models.families.t5 import MT5Config, T5Config
 from models.families.transformer import TransformerConfig
+from models.families.unilm import UniLMConfig
 from models.families.xlnet import XLNetConfig
 from pretrain.huggingface.export import export
 from pretrain.huggingface.load import load
@@ -61,6 +62,7 @@ MODELS = {  # kind -> (config, tokenizer)
         AlbertConfig(embedding=8, groups=2, sharing="attention", **SHORT | {"depth": 4}),
         "wordpiece",
     ),
+    "unilm": (UniLMConfig(**SHORT), "wordpiece"),
     "xlnet": (XLNetConfig(**SIZES), "wordpiece"),
     "roberta": (RobertaConfig(**SHORT), "roberta"),
     "roberta pairs": (RobertaConfig(**SHORT), "roberta"),

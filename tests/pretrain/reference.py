@@ -116,6 +116,17 @@ def torch_inputs(batch, tokens=None, types=2):
     return inputs
 
 
+def unilm_mask(types, segments):
+    """f32[batch, 1, length, length]: 0 where a query of a UniLM sees a key, by the types of its row, else far below."""
+    seen = np.zeros((*types.shape, types.shape[1]), bool)
+    for row, (of_row, n) in enumerate(zip(types, segments.sum(1), strict=True)):
+        for query, key in np.ndindex(n, n):
+            of_source = of_row[key] == 4 or (of_row[query] == 5 and key <= query)
+            allowed = {0: True, 2: key <= query, 3: key >= query, 4: of_source}
+            seen[row, query, key] = allowed[int(of_row[0])]
+    return torch.where(torch.from_numpy(seen)[:, None], 0.0, torch.finfo(torch.float32).min)
+
+
 def token_labels(batch):
     """i64[batch, length]: the original token where it is predicted, else -100."""
     labels = np.full(batch["tokens"].shape, -100)

@@ -22,6 +22,7 @@ from models.families.bigbird import BigBirdConfig
 from models.families.longformer import LongformerConfig
 from models.families.registry import family_of
 from models.families.roberta import RobertaConfig
+from models.families.unilm import UniLMConfig
 from pretrain.huggingface.export import export
 from pretrain.huggingface.load import load
 from pretrain.training.start import load_weights
@@ -159,6 +160,16 @@ def test_a_family_that_is_not_named_is_refused(roberta, bert_run, corpus_path, m
         roberta(LONGFORMER)
     with pytest.raises(UserError, match="'bert' model, but the recipe's is 'bigbird'"):
         load_weights("--init-from", str(bert_run), BIGBIRD, parameter_shapes(BIGBIRD), Corpus(corpus_path))
+
+
+def test_a_unilm_begins_as_a_bert_whose_token_types_are_repeated_for_its_tasks(bert_run, trained, corpus_path, caplog):
+    config = UniLMConfig(**vars(tiny.BERT) | {"types": 6})
+    params = load_weights("--init-from", str(bert_run), config, parameter_shapes(config), Corpus(corpus_path))
+    for path, leaf in leaves(params):
+        theirs = dict(leaves(trained))[path]
+        rows = np.arange(6) % 2 if path == "embeddings/types" else slice(None)
+        np.testing.assert_array_equal(leaf, theirs[rows], err_msg=path)
+    assert "its 2 types are repeated up to 6" in caplog.text
 
 
 BIGBIRD = BigBirdConfig(**{**vars(tiny.BERT), "positions": 80, "pattern": Pattern("bigbird", block=8)})

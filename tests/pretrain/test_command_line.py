@@ -200,7 +200,6 @@ GIVEN_WITH = {  # fields that do not go with those of all others -> what is give
     "model.pattern.stride": {"model.pattern.name": "fixed"},
     "model.pattern.summary": {"model.pattern.name": "fixed"},
     "objective.sentence_order": {"objective.next_sentence": False},
-    "objective.masking.ngrams": {"objective.masking.unit": "word_starts"},
 }
 
 

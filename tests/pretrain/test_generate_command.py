@@ -18,11 +18,13 @@ from pretrain.commands.export import export_model
 from pretrain.commands.generate import Generate, encode, in_place
 from pretrain.generation import decoding
 from pretrain.generation.settings import Decoding
+from pretrain.huggingface.export import export
 from pretrain.objectives.objective import inputs_of
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import opened
 from pretrain.training.opened import open_model, restore
 from tests.pretrain import tiny
+from tests.pretrain.hugging_face_folders import MODELS, fitting, random_params
 from tpu.mesh import named_mesh
 
 
@@ -158,6 +160,22 @@ def test_an_exported_folder_fills_the_masks_that_its_run_does(exported, bert_run
     for run in bert_run, electra_run:
         given = ["--prompt", "the [MASK] of the", "--number", 3]
         assert printed(capsys, exported[run], *given) == printed(capsys, run, *given)
+
+
+def test_a_unilm_fills_the_masks_of_prompts_and_writes_after_prompts_without(
+    tmp_path, capsys, monkeypatch, tokenizer_path
+):
+    config = fitting(MODELS["unilm"][0], tokenizer_path)
+    export(random_params(config), config, tokenizer_path, tmp_path / "unilm")
+    asked, quick = [], stored.load(tokenizer_path).tokenizer.encode("quick", add_special_tokens=False).ids
+    monkeypatch.setattr(decoding, "fill", lambda module, params, row, *rest: asked.append(row) or [[(quick[0], 1.0)]])
+    monkeypatch.setattr(
+        decoding, "generate", lambda module, params, given, *rest: asked.append(given) or [[[*quick, 3]]]
+    )
+    assert "  1.0000  " in printed(capsys, tmp_path / "unilm", "--prompt", "quick [MASK]")
+    assert printed(capsys, tmp_path / "unilm", "--prompt", "quick").endswith("printed\nquick\n")
+    assert asked == [[2, *quick, 4, 3], [[2, *quick, 3, 4]]]
+    mistake(capsys, tmp_path / "unilm", "--prompt", "quick", "quick [MASK]")  # not both at once
 
 
 def test_a_folder_that_transformers_wrote_is_read_and_exported_in_another_dtype(exported, gpt2_run, tmp_path, capsys):

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+import transformers
 from scipy.stats import chisquare
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -24,7 +25,7 @@ from pretrain.recipe import Phase
 from pretrain.training.assembly import assemble, model_of
 from pretrain.training.opened import Opened, Restored
 from tests.contract import cases, torch_reference
-from tests.pretrain import tiny
+from tests.pretrain import reference, tiny
 
 MODULES = {name: model_of(case.model, case.objective.asks, Program(depth="scan")) for name, case in cases.CASES.items()}
 DECODERS = [name for name, module in MODULES.items() if isinstance(module, CausalDecoder | EncoderDecoder)]
@@ -111,6 +112,53 @@ def test_the_best_of_four_beams_are_transformers_(name, settings):
     for setting in settings:  # each makes a difference
         others = {name: value for name, value in settings.items() if name != setting}
         assert found != theirs(model, given, number=3, num_beams=4, **others)
+
+
+class WritingBert(transformers.GenerationMixin, transformers.BertForMaskedLM):
+    """transformers' search in which a BERT reads the whole source and target and a [MASK] after them for each token.
+
+    sources: number of leading tokens of a row, with padding, that are the source.
+    """
+
+    sources = 0
+
+    def prepare_inputs_for_generation(self, input_ids, attention_mask, **rest):
+        return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+    def forward(self, input_ids, attention_mask, **rest):
+        rows, place = len(input_ids), torch.arange(input_ids.shape[1] + 1)
+        real = torch.cat([attention_mask, torch.ones(rows, 1).long()], 1)
+        of_source = place < self.sources
+        seen = (of_source | (~of_source[:, None] & (place <= place[:, None]))) & (real[:, None] > 0)
+        out = super().forward(
+            torch.cat([input_ids, torch.full((rows, 1), reference.MASK)], 1),
+            attention_mask=torch.where(seen[:, None], 0.0, torch.finfo(torch.float32).min),
+            token_type_ids=torch.where(of_source, 4, 5).expand(rows, -1),
+            position_ids=(real.cumsum(1) - 1).clamp(min=0),
+        )
+        out.logits = out.logits[:, -1:]
+        return out
+
+
+@pytest.mark.parametrize(("beams", "depth"), [(1, "unroll"), (4, "scan")])
+def test_what_is_written_mask_by_mask_is_what_a_search_that_reads_all_anew_finds(beams, depth):
+    (model, params), theirs_model = eloquent("unilm"), of_torch("unilm")
+    theirs_model.__class__, theirs_model.generation_config = WritingBert, transformers.GenerationConfig()
+    sources = [[2, *prompt, 3] for prompt in prompts(50, 12)]
+    theirs_model.sources = max(map(len, sources))
+    given = [[*source, reference.MASK] for source in sources]
+    decoding = dataclasses.replace(GREEDY, beams=beams)
+    found = generate(model.clone(program=Program(depth=depth)), params, given, decoding)
+    assert found == theirs(theirs_model, sources, num_beams=beams, use_cache=False)
+    assert len({len(text) for (text,) in found}) > 2 and len({tuple(text) for (text,) in found}) > 40
+
+
+def test_the_place_of_a_mask_is_that_of_the_first_token():
+    given = *eloquent("unilm"), [[*range(5, 25), reference.MASK]]  # 20 of 32 positions
+    texts = lambda model, decoding, mesh: lambda *arrays: jax.numpy.zeros((1, 1, decoding.max_tokens), int)
+    assert len(generate(*given, Decoding(max_tokens=12), program=texts)[0][0]) == 12
+    with pytest.raises(UserError, match="20 tokens and --max-tokens 13 exceed the model's 32 positions"):
+        generate(*given, Decoding(max_tokens=13))
 
 
 @pytest.mark.parametrize("depth", ["scan", "unroll"])
@@ -247,7 +295,7 @@ def test_a_model_that_reads_more_than_text_fills_no_masks():
 
 def test_models_that_fill_masks_are_those_whose_tokens_do_not_see_themselves():
     """Those of XLNet's content stream do."""
-    assert fills(MODULES["bert"]) and fills(MODULES["electra"])
+    assert fills(MODULES["unilm"]) and fills(MODULES["bert"]) and fills(MODULES["electra"])
     assert not fills(MODULES["xlnet"]) and not fills(MODULES["gpt2"]) and not fills(MODULES["t5"])
 
 

@@ -45,6 +45,7 @@ LOADERS = [  # kind, part, another class that loads it beside the one that it na
     ("albert groups", "", None),
     ("electra", "", "AutoModelForPreTraining"),
     ("electra", "generator", "AutoModelForMaskedLM"),
+    ("unilm", "", "AutoModelForMaskedLM"),
     ("xlnet", "", "AutoModelForPreTraining"),
     ("xlnet", "", "AutoModelForCausalLM"),
     ("roberta", "", "AutoModelForMaskedLM"),

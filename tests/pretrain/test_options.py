@@ -137,8 +137,6 @@ def test_every_field_of_a_recipe_matters(name, field, corpus_path):
         recipe = replaced(recipe, "model.pattern", pattern)
     if field in {"objective.layout", *LABELS} and LABELS[0] in fields_of(recipe):
         recipe = functools.reduce(lambda so_far, label: replaced(so_far, label, False), {*LABELS} - {field}, recipe)
-    if field == "objective.masking.ngrams":
-        recipe = replaced(recipe, "objective.masking.unit", "word_starts")
     changed = replaced(recipe, field, other(field, fields_of(recipe)[field]))
     if field.startswith("model."):
         what = "init" if field.endswith("init_std") else "loss"  # the latter with the same parameters
