@@ -47,12 +47,17 @@ class ClozeRows(TaskRows):
         return batch | {name: array[:, : self.spec[name].shape[0]] for name, array in made.items()}
 
 
-def cloze_rows(sources: Sequence[np.ndarray], targets: Sequence[np.ndarray], special: dict[str, int]) -> Rows:
-    """Return rows [CLS] source [SEP] target, where targets end with their end token.   Columns: `inputs`, the number of
-    tokens before the target, and `mask`, the token."""
+def cloze_rows(
+    sources: Sequence[np.ndarray], targets: Sequence[np.ndarray], is_known: np.ndarray, special: dict[str, int]
+) -> Rows:
+    """Return rows [CLS] source [SEP] target, where a target ends with its end token, or is left out if not known.
+
+    Columns: `inputs`, the number of tokens before the target, and `mask`, the token.
+    """
     cls, sep, mask_token = cloze_tokens(special, "--from")
     sources = [np.concatenate([[cls], source, [sep]]) for source in sources]
     sizes = np.array([len(source) for source in sources])
+    targets = [target if known else target[:0] for target, known in zip(targets, is_known, strict=True)]
     tokens = [np.concatenate(pair) for pair in zip(sources, targets, strict=True)]
     places = [np.arange(len(row)) for row in tokens]
     in_target = [place >= size for place, size in zip(places, sizes, strict=True)]

@@ -141,11 +141,7 @@ class Write(FinetuningTask):
         targets = [np.array([*[*first, *target][: self.target_length - 1], end]) for target in targets]
         is_known = np.array([one.label is not None for one in examples])
         if self.cloze:
-            return cloze_rows(
-                inputs,
-                [target[: len(target) * known] for target, known in zip(targets, is_known, strict=True)],
-                made.special,
-            )
+            return cloze_rows(inputs, targets, is_known, made.special)
         if self.causal:
             return _continued(inputs, targets, is_known, delimiter_token(made.special))
         return self._encoded([np.array([*first, *text, end]) for text in inputs], targets, is_known)

@@ -65,6 +65,7 @@ class UniLM(Encoder):
     """An encoder with a mask for each row.   sides: token types of a source and its target."""
 
     sides: ClassVar[tuple[int, int]] = (4, 5)
+    take = staticmethod(caches.take)
 
     def mask(self, inputs: Inputs) -> Mask:
         """Return which tokens see which."""
@@ -94,10 +95,6 @@ class UniLM(Encoder):
         }
         types = jnp.full_like(more["tokens"], self.sides[1])
         return self._read({**more, "types": types}, cache, cache.filled + 1 + jnp.arange(types.shape[1]))
-
-    def take(self, cache: Cache, rows: Array) -> Cache:
-        """Return the cache with the given rows, i32[n]."""
-        return caches.take(cache, rows)
 
     def _read(self, inputs: Inputs, cache: Cache, reach: Array) -> tuple[Array, Cache]:
         """Read tokens that follow the cached ones -> (hidden, the cache with all but the last, a [MASK]).
