@@ -1,5 +1,6 @@
 """What tests of several packages share."""
 
+import dataclasses
 import functools
 import gc
 import io
@@ -14,6 +15,9 @@ from rich.console import Console
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
 from pretrain.commands.platform import accelerators
+from pretrain.options import How
+from pretrain.recipe import same_programs
+from pretrain.training.placement import Placed, place
 from tests.gcs import Storage
 from tests.texts import write_texts
 from tpu.compiled import keep_programs_whole
@@ -44,10 +48,19 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.get_closest_marker("own_process") is None)
 
 
+def pytest_runtest_setup(item):
+    """A test that patches something traces its programs itself, with that or without."""
+    if "monkeypatch" in item.fixturenames:
+        PLACED.clear()
+
+
 def pytest_runtest_teardown(item, nextitem):
     """After a file, let go of what it compiled: all files' programs together take several GB. And of what complains as
     it goes, such as Orbax's failed reads: not in the output of another's tests."""
-    if nextitem is None or nextitem.path != item.path:
+    of_another_file = nextitem is None or nextitem.path != item.path
+    if of_another_file or "monkeypatch" in item.fixturenames:
+        PLACED.clear()
+    if of_another_file:
         jax.clear_caches()
         mlir.make_ir_context.cache_clear()
         gc.collect(1)
@@ -59,6 +72,24 @@ def without_samples_and_curves():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pretrain.training.loop.sample", lambda *_: None)
         patch.setattr("pretrain.commands.model_card.draw_curves", lambda run, file: file.touch())
+        yield
+
+
+PLACED: dict[tuple, Placed] = {}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def with_programs_of_earlier_runs():
+    """What a run has compiled, later ones of its test file take, as runs of a suite do; `test_kills` compiles anew."""
+
+    def placed(recipe, how, *machine):
+        options = [getattr(how, field.name) for field in dataclasses.fields(How)]
+        key = (same_programs(recipe), *options, *map(str, machine))
+        PLACED[key] = PLACED[key].of(recipe) if key in PLACED else place(recipe, how, *machine)
+        return PLACED[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pretrain.training.run.place", placed)
         yield
 
 

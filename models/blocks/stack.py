@@ -64,9 +64,9 @@ def stack(
     def init(key: Array) -> Params:
         def init_place(module: nn.Module, key: Array) -> Params:
             init_layer = lambda key: module.init(key, x, shared, None, state, None)["params"]
-            names = jax.eval_shape(init_layer, key)
-            stacks = {number: jax.vmap(init_layer)(jax.random.split(key, number)) for number in {*map(rows, names)}}
-            return {name: stacks[rows(name)][name] for name in names}
+            numbers = {turns, groups} if sharing else {turns}
+            stacks = {number: jax.vmap(init_layer)(jax.random.split(key, number)) for number in numbers}
+            return {name: stacks[rows(name)][name] for name in stacks[turns]}
 
         if period == 1:
             return init_place(pattern[0], key)

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -19,6 +20,7 @@ from data_pipelines.examples.layout import Feature, Layout
 from models.blocks.memory import Memory
 from models.core.family import Inputs
 from models.core.parameters import Noise, Params
+from models.core.sharding import placed_by
 from models.families.registry import family_of
 from pretrain.optimizers import Optimizer
 from pretrain.schedules import Schedule
@@ -216,7 +218,13 @@ def shapes_of(spec: Spec, rows: int, sharding: Sharding | None = None) -> dict[s
 def initialise(key: Array, model: nn.Module, spec: Spec) -> Params:
     """Initialize the parameters of a model for batches of a spec, with one blank row as the batch."""
     row = inputs_of(model, {name: entry.blank(1) for name, entry in spec.items()})
-    return jax.jit(model.init)(key, row)["params"]
+    with placed_by(None):  # a mesh, for which a step may be being traced, could not divide one row
+        return _initialised(model, key, row)
+
+
+@partial(jax.jit, static_argnums=0)  # traced once for all that ask for the shapes or the parameters of a model
+def _initialised(model: nn.Module, key: Array, row: Inputs) -> Params:
+    return model.init(key, row)["params"]
 
 
 AXES = {"hidden": ("layers", "batch", None, None), "segments": ("batch", None)}

@@ -18,7 +18,6 @@ from models.core import program as programs
 from models.core.family import Family
 from models.core.parameters import LAYERS, Parameter, Params, leaves, nest
 from models.core.program import Program
-from models.core.sharding import placed_by
 from models.families.registry import family_of
 from pretrain.lora import initial_products, with_products
 from pretrain.objectives.objective import TEACHERS, Phase, Task, initialise
@@ -216,8 +215,7 @@ def parameter_shapes(recipe: Recipe) -> Params:
         teachers = {name: teach(name, module) for name, module in assembly.teachers.items()}
         return initial_params(assembly) | ({TEACHERS: teachers} if teachers else {})
 
-    with placed_by(None):  # a mesh, for which a step may be being traced, could not divide one row
-        return jax.eval_shape(make)
+    return jax.eval_shape(make)
 
 
 def all_parameters(recipe: Recipe) -> list[Parameter]:

@@ -190,7 +190,8 @@ def load_of(recipe: Recipe, devices: list[jax.Device], memory: float | None) -> 
     """Estimate the work of a recipe on devices with `memory` bytes each, by which its mesh is chosen."""
     shapes = parameter_shapes(recipe)
     trained, divisor = count(split_frozen(shapes, recipe)[0]), divisor_of_fsdp(all_parameters(recipe), shapes)
-    return load_on(devices, trained, memory, mean_flops(recipe), divisor)
+    flops = mean_flops(recipe) if len(devices) > 1 else 0.0  # of meshes of one device there is one
+    return load_on(devices, trained, memory, flops, divisor)
 
 
 def shardings(tree: Any) -> Any:

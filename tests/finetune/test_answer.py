@@ -2,6 +2,7 @@
 beside torchmetrics'; a run from files to what SQuAD's program reads."""
 
 import dataclasses
+import importlib
 import json
 import logging
 
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from torchmetrics.functional.text import squad
 
 from data_pipelines.tokenizers import words
 from data_pipelines.tokenizers.made import Made, special_ids
@@ -274,6 +274,7 @@ def test_figures_are_torchmetrics_of_squad_and_chinese_is_compared_by_characters
         {"answers": {"answer_start": [0] * len(right), "text": [*right]}, "id": str(n)}
         for n, (_, right) in enumerate(TEXTS)
     ]
+    squad = importlib.import_module("torchmetrics.functional.text").squad  # to import it takes seconds
     theirs = squad([{"prediction_text": text, "id": str(n)} for n, (text, _) in enumerate(TEXTS)], target)
     assert found["f1"] == pytest.approx(theirs["f1"].item() / 100)
     assert found["exact_match"] == pytest.approx(theirs["exact_match"].item() / 100) and found["score"] == found["f1"]

@@ -20,7 +20,6 @@ from tpu import plan as plans
 from tpu.__main__ import main
 from tpu.compiler import Report
 from tpu.kernel_costs import COSTS
-from tpu.mesh import choose_mesh
 from tpu.plan import plan
 from tpu.rules import shard_bytes
 from tpu.topologies import parse_topology
@@ -28,13 +27,12 @@ from tpu.topologies import parse_topology
 V5E = parse_topology("v5e:1x1")
 
 
-def test_the_mesh_follows_the_mean_of_the_phases_by_their_steps(on_cpu, monkeypatch):
+def test_the_mesh_follows_the_mean_of_the_phases_by_their_steps():
     model = dataclasses.replace(tiny.BERT, positions=64)
-    recipe, asked = tiny.bert(model=model, phases=(Phase(0.75, 32, 8), Phase(0.25, 64, 8))), []
-    monkeypatch.setattr(placement, "choose_mesh", lambda *given: asked.append(given[2].flops) or choose_mesh(*given))
-    next(works(recipe, Target(topology="v5e:1x1"), V5E))
+    recipe = tiny.bert(model=model, phases=(Phase(0.75, 32, 8), Phase(0.25, 64, 8)))
     short, long = (model_flops(recipe, phase) for phase in recipe.phases)
-    assert asked == [pytest.approx(0.75 * short + 0.25 * long)]
+    one, several = (placement.load_of(recipe, jax.devices()[:1] * number, None).flops for number in (1, 2))
+    assert several == pytest.approx(0.75 * short + 0.25 * long) and one == 0  # there is nothing to choose
 
 
 def test_phases_that_become_equal_are_planned_once():
