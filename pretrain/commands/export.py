@@ -8,6 +8,8 @@ from typing import Literal
 
 from data_pipelines.cloud import cloud_errors, entries, in_cloud, local_folder, remove_folder, upload
 from data_pipelines.command_line import Place
+from data_pipelines.errors import UserError
+from models.core.ranges import COUNT
 from pretrain.commands.common import OfModel, import_models, parse_checked
 
 UNKNOWN = "unknown"  # the Hugging Face name for an unspecified license
@@ -21,14 +23,19 @@ class Export(OfModel):
     """Folder to write."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the weights."""
+    average: int = 1
+    """Write the mean of the weights of this many of the last checkpoints; with --step, of the last ones up to it."""
     license: str = UNKNOWN
     """License for the model card (README.md), by its Hugging Face name, like apache-2.0 or cc-by-sa-4.0."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = parse_checked(Export, arguments, "export", {})
+    options = parse_checked(Export, arguments, "export", {"average": COUNT})
+    if options.best is not None and options.average > 1:
+        raise UserError(f"--average {options.average}: cannot be combined with --best {options.best}; leave one out")
     import_models()
-    for folder in export_model(options.run, options.to, options.step, options.dtype, options.best, options.license):
+    model = options.run, options.to, options.step, options.dtype, options.best, options.license, options.average
+    for folder in export_model(*model):
         print(folder)
     return 0
 
@@ -40,27 +47,32 @@ def export_model(
     dtype: str = "float32",
     best_of: str | None = None,
     license_name: str = UNKNOWN,
+    average: int = 1,
 ) -> list[Path]:
-    """Write the model of a checkpoint, chosen as in `open_model`, and return the folders that transformers loads. A
-    run's export gets a model card."""
+    """Write the model of a checkpoint, chosen as in `open_model`, or the mean of several (`open_mean`), and return the
+    folders that transformers loads. A run's export gets a model card."""
     from models.families.registry import family_of
-    from pretrain.commands.model_card import write_card
+    from pretrain.commands import model_card
     from pretrain.huggingface.export import check_replaceable, export
+    from pretrain.training.average import open_mean
     from pretrain.training.opened import identity_of, open_model
     from tpu.mesh import host_mesh
 
     identity = identity_of(source)
     with cloud_errors(f"export --to {to}"):
         check_replaceable(to, identity)
-    opened = open_model(source, step, host_mesh(), best_of)
+    mesh = host_mesh()
+    opened = open_model(source, step, mesh, best_of) if average == 1 else open_mean(source, average, step, mesh)
+    steps = opened.averaged or ([opened.step] if opened.run else [])
     opened.warn_beyond_trained(getattr(opened.config, "positions", 0))
 
     def card(folder: Path, architecture: str | None) -> None:
-        write_card(folder, to.name, opened, architecture, license_name)
+        model_card.write_card(folder, to.name, opened, architecture, license_name)
 
     def write(folder: Path) -> None:
         with local_folder(opened.tokenizer_folder) as tokenizer:
-            export(opened.params, opened.config, tokenizer, folder, dtype, identity, card if opened.run else None)
+            write_card = card if opened.run else None
+            export(opened.params, opened.config, tokenizer, folder, dtype, identity, write_card, steps)
 
     if in_cloud(to):  # folders cannot be renamed there, so an earlier export is overwritten file by file
         with cloud_errors(f"export --to {to}"), tempfile.TemporaryDirectory() as temporary:

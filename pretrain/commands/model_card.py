@@ -47,7 +47,8 @@ def write_card(folder: Path, title: str, opened: Opened, architecture: str | Non
     if evaluations := [one for one in read_metrics(directory, "eval") if one["step"] <= opened.step]:
         figures = {name: f"{value:.5g}" for name, value in evaluations[-1].items() if name not in ("kind", "step")}
         step = evaluations[-1]["step"]
-        sections.append(f"## Evaluation\n\nHeld-out metrics after step {step:,}.\n\n" + _table(figures))
+        what = ", of the last checkpoint, not of the mean" if opened.averaged else ""
+        sections.append(f"## Evaluation\n\nHeld-out metrics after step {step:,}{what}.\n\n" + _table(figures))
     if any(read_metrics(directory, kind) for kind in ("train", "eval")):
         draw_curves(opened.source, folder / CURVES)
         sections.append(f"![Learning curves]({CURVES})")
@@ -88,6 +89,10 @@ def _summary(opened: Opened, architecture: str | None) -> str:
         f"{family} with {count(opened.params) / 1e6:.1f}M parameters, trained for {opened.step:,} of {recipe.steps:,} "
     )
     text += f"steps (recipe `{recipe.name}`, {recipe.source})."
+    if opened.averaged:
+        text += (
+            f" Its weights are the mean of the checkpoints of steps {', '.join(f'{at:,}' for at in opened.averaged)}."
+        )
     for head in heads_beside(opened.config, opened.params):
         text += f" Its {head} is in `{head}.safetensors`, which transformers does not read."
     if architecture is None:

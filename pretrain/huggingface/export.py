@@ -7,7 +7,7 @@ import logging
 import math
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -33,7 +33,7 @@ SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 LIMIT = 5_000_000_000  # maximum bytes of tensors in a file, except for a single larger tensor
 CARD, CURVES = "README.md", "curves.png"
 FILES = ("config.json", "generation_config.json", "added_tokens.json", WHOLE, INDEX, f"{CRF}.safetensors", CARD, CURVES)
-MARK = "export.json"  # identifies the run of an export, with the hash of its card
+MARK = "export.json"  # identifies the run of an export and its steps, with the hash of its card
 VOCABULARY_FILES = ("vocab.txt", "vocab.json", "merges.txt")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *VOCABULARY_FILES)
 
@@ -48,6 +48,7 @@ def export(
     dtype: str = "float32",
     run: str = "",
     write_card: Callable[[Path, str | None], None] | None = None,
+    steps: Sequence[int] = (),
 ) -> None:
     """Write the weights, in one file or several, config.json and the tokenizer's files for each part of the model.
 
@@ -55,6 +56,7 @@ def export(
     tokenizer_path: folder of Hugging Face tokenizer files.   dtype: data type of the weights.
     run: its identity.   folder: new, empty, or an earlier export of the same run, which is replaced as a whole.
     write_card: writes README.md and its plot into a folder, given the transformers class of the top-level model.
+    steps: of the checkpoints that the weights are of, or the mean of.
     UserError for any other folder, or if it cannot be written; then the earlier export is untouched.
     """
     folder = Path(folder)
@@ -97,7 +99,7 @@ def export(
         if write_card:
             top = next((part for part in parts if not parts[part].folder), None)
             write_card(partial, top and architecture(config, top, params))
-        (partial / MARK).write_text(_json({"run": run, "card": _hash(partial / CARD)}), "utf-8")
+        (partial / MARK).write_text(_json({"run": run, "steps": [*steps], "card": _hash(partial / CARD)}), "utf-8")
         _replace(folder, partial)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)

@@ -118,7 +118,7 @@ def _parameters_alone(state: TrainState) -> TrainState:
 
 class Opened(NamedTuple):
     """A trained model.   params: of the module, including frozen ones, on the mesh.   tokenizer_folder: may be gs://.
-    run: None for a Hugging Face folder."""
+    run: None for a Hugging Face folder.   averaged: steps of the checkpoints whose mean the parameters are, if any."""
 
     source: Path
     module: nn.Module
@@ -127,6 +127,7 @@ class Opened(NamedTuple):
     tokenizer: Made
     tokenizer_folder: Path
     run: Restored | None = None
+    averaged: tuple[int, ...] = ()
 
     @property
     def config(self) -> Any:

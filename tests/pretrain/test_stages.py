@@ -32,6 +32,7 @@ from pretrain.storage.journal import Journal, read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import run as runs
 from pretrain.training.assembly import assemble, initial_params, parameter_shapes, split_frozen
+from pretrain.training.average import open_mean
 from pretrain.training.data import check_data, phase_batches
 from pretrain.training.loop import _enter
 from pretrain.training.opened import open_model
@@ -343,6 +344,15 @@ def test_a_checkpoint_is_read_as_of_the_phase_that_wrote_it_wherever_phases_begi
     opened = open_model(workdir, 9)
     assert opened.run.phase == 1 and opened.objective == STAGES[1].objective
     assert tiny.equal(opened.run.params, tiny.final_state(two_stages, 9).params)
+
+
+def test_checkpoints_of_stages_that_train_otherwise_have_no_mean(two_stages):
+    assert open_mean(two_stages, 2).averaged == (9, 12) and open_mean(two_stages, 2, step=6).averaged == (3, 6)
+    said = (
+        "--average 3: phase 1, of the checkpoint of step 6, trains other parameters or tasks than phase 2, of step 12"
+    )
+    with pytest.raises(UserError, match=said):
+        open_mean(two_stages, 3)
 
 
 @pytest.mark.parametrize("phase", [None, 7, "1"])

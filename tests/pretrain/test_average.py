@@ -1,0 +1,73 @@
+"""The mean of a run's last checkpoints is that of what they hold, and an export says whose it is."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from data_pipelines.errors import UserError
+from models.core.parameters import leaves
+from pretrain.__main__ import main
+from pretrain.lora import Lora, merged
+from pretrain.storage.checkpoints import Checkpoints
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.assembly import merge
+from pretrain.training.average import open_mean
+from pretrain.training.opened import open_model, restore
+from tests.pretrain import tiny
+
+
+def mean_of(trees):
+    """Parameter path -> the mean, by NumPy in double precision."""
+    flat = [dict(leaves(jax.device_get(tree))) for tree in trees]
+    return {path: np.mean([one[path] for one in flat], 0, np.float64).astype(np.float32) for path in flat[0]}
+
+
+def test_an_export_is_the_mean_of_the_last_checkpoints_and_names_them(uninterrupted, tmp_path, capsys):
+    to = tmp_path / "hf"
+    assert main(["export", str(uninterrupted), "--to", str(to), "--average", "3"]) == 0
+    expected = mean_of(tiny.final_state(uninterrupted, step).params for step in (4, 8, 12))
+    found = dict(leaves(open_model(to).params))
+    assert found.keys() == expected.keys()
+    for path, mean in expected.items():
+        np.testing.assert_array_equal(found[path], mean, path)
+    assert json.loads((to / "export.json").read_text())["steps"] == [4, 8, 12]
+    card = (to / "README.md").read_text()
+    assert "the mean of the checkpoints of steps 4, 8, 12." in card and "after step 12, of the last checkpoint" in card
+    assert open_mean(uninterrupted, 2, step=8).averaged == (4, 8)
+    with pytest.raises(UserError, match="--average 2: .* is a Hugging Face folder, which has no checkpoints"):
+        open_mean(to, 2)
+    assert main(["export", str(uninterrupted), "--to", str(to), "--average", "2", "--best", "loss"]) == 2
+    assert "--average 2: cannot be combined with --best loss" in capsys.readouterr().err
+
+
+def test_without_enough_checkpoints_or_with_a_damaged_one_there_is_no_mean(uninterrupted, tmp_path):
+    said = r"--average 4: .* has 3 checkpoints to average \(of steps 4, 8, 12\); give a smaller number, or .* --keep"
+    with pytest.raises(UserError, match=said):
+        open_mean(uninterrupted, 4)
+    run = shutil.copytree(uninterrupted, tmp_path / "run")
+    for step in (12, 8):  # the newest is not passed over either
+        (run / "checkpoints" / str(step) / "default" / "_METADATA").unlink()
+        with pytest.raises(UserError, match=f"checkpoint .*{step}: is damaged .*; restore it from a copy"):
+            open_mean(run, 2, step=None if step == 12 else 8)
+
+
+def test_products_are_merged_before_the_mean(corpus_path, tmp_path):
+    tiny.begun(tiny.bert(lora=Lora(rank=2), frozen=("layers",)), tiny.options(corpus_path, tmp_path))
+    state = tiny.final_state(tmp_path)
+    writer = Checkpoints(RunDirectory(tmp_path).checkpoints)
+    for step in (2, 3):
+        drawn = jax.tree.map(
+            lambda leaf, step=step: leaf + step * jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), state.params
+        )
+        writer.save(jax.tree.map(jnp.asarray, state._replace(step=jnp.int32(step), params=drawn)))
+    writer.close()
+    held = [restore(RunDirectory(tmp_path), step) for step in (2, 3)]
+    expected = mean_of(merged(merge(one.params, one.frozen)) for one in held)
+    found = dict(leaves(open_mean(tmp_path, 2).params))
+    assert found.keys() == expected.keys() and not any(path.startswith("lora") for path in found)
+    for path, mean in expected.items():
+        np.testing.assert_array_equal(found[path], mean, path)
