@@ -23,6 +23,7 @@ import dataclasses
 import datetime
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -382,6 +383,7 @@ def flat(tree, prefix: str = "") -> dict:
     return flattened
 
 
+@functools.cache
 def versions() -> dict[str, str | None]:
     """Collect the versions of Python, of installed packages that are required, and of this code (its commit)."""
     current = {"code": commit(ROOT), "python": platform.python_version()}

@@ -4,7 +4,7 @@ Initial weights (--init-from, teachers) are read from a Hugging Face folder or a
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import NamedTuple
 
@@ -116,8 +116,10 @@ def initial_weights(placed: Placed, corpus: Corpus, options: Options) -> Initial
     source, heads_anew = from_first(INIT_FROM, lambda: _init_from(RunDirectory(options.workdir), options))
     resumes = from_first("teachers", lambda: bool(RunDirectory(options.workdir).checkpoint_steps()))
 
-    def random() -> Params:
-        return jax.device_get(jax.jit(lambda: initial_params(placed.assembly))())
+    def random(paths: Collection[str] = ()) -> Params:
+        """Make the parameters with these paths, by default all."""
+        drawn = jax.jit(lambda: {p: x for p, x in leaves(initial_params(placed.assembly)) if not paths or p in paths})
+        return nest(jax.device_get(drawn()))
 
     def load() -> InitialWeights:
         weights, teachers = None, {}
@@ -183,7 +185,7 @@ def _first_state(
 
 
 def load_weights(
-    setting: str, source: str, config, shapes: Params, corpus: Corpus, start: Callable[[], Params] | None = None
+    setting: str, source: str, config, shapes: Params, corpus: Corpus, start: Callable[..., Params] | None = None
 ) -> Params:
     """Load parameters for a config into this host's memory, a nested dict of NumPy arrays like `shapes`.
 
@@ -217,5 +219,7 @@ def _of_run(directory: RunDirectory, config, shapes: Params, corpus: Corpus, sta
     restored = restore(directory, mesh=host_mesh())
     trained = jax.device_get(dict(leaves(restored.whole)))
     converted = to_target(source, trained, recipe.model, config)
-    params = dict(leaves(start())) if start else {}
-    return jax.device_get(nest(params | {path: array for path, array in converted.items() if path in wanted}))
+    taken = {path: array for path, array in converted.items() if path in wanted}
+    lacking = wanted.keys() - taken.keys()
+    drawn = dict(leaves(start(lacking))) if lacking and start else {}
+    return jax.device_get(nest(drawn | taken))

@@ -168,7 +168,7 @@ def test_weights_of_a_folder_are_told_apart_by_their_content(tmp_path):
 def test_a_run_hands_its_head_on_by_the_names_of_labels(labels, columns, trained):
     config = dataclasses.replace(RunDirectory(trained).read_recipe().model, labels=labels)
     shapes = parameter_shapes(config, (POOLER, CLASSIFIER))
-    nothing = lambda: jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
+    nothing = lambda *_: jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
     corpus = SimpleNamespace(tokenizer_path=RunDirectory(trained).tokenizer)
     params = load_weights("--from", str(trained), config, shapes, corpus, nothing)
     before = open_model(trained).params

@@ -18,7 +18,7 @@ from orbax.checkpoint._src.multihost import multihost
 
 from data_pipelines.errors import UserError
 from pretrain.storage import checkpoints as module
-from pretrain.storage.checkpoints import Checkpoints, TrainState, checksums
+from pretrain.storage.checkpoints import Checkpoints, TrainState, _checksums, checksums
 from pretrain.storage.run_directory import RunDirectory, disk_errors
 from pretrain.training.run import run
 from tests.pretrain import tiny, toys
@@ -166,8 +166,10 @@ def test_a_state_given_away_right_after_saving_is_saved_as_it_was(tmp_path):
 
 def test_a_checksum_sees_changed_and_swapped_elements():
     def one(values):
-        state = state_at(1, 3)
-        return int(checksums(state._replace(params={"x": jnp.asarray(values, jnp.float32)}))[1])
+        state = state_at(1, 3)._replace(params={"x": jnp.asarray(values, jnp.float32)})
+        found = [*map(int, _checksums(jax.tree.leaves(state)))]
+        assert found == [*map(int, checksums(state))]  # those that other tests store
+        return found[1]
 
     sums = {one([[1.0, 2.0], [3.0, 4.0]]), one([[1.0, 2.0], [3.0, 4.5]]), one([[2.0, 1.0], [3.0, 4.0]])}
     assert len(sums | {one([[3.0, 4.0], [1.0, 2.0]])}) == 4
