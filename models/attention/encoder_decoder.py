@@ -28,7 +28,8 @@ from models.core.sharding import constrain
 
 INPUTS = {
     **dict.fromkeys(("tokens", "segments"), Input(("length",))),
-    **dict.fromkeys(("decoder_tokens", "decoder_segments"), Input(("target_length",))),
+    # Not in the rows of tasks, whose texts both stacks read
+    **dict.fromkeys(("decoder_tokens", "decoder_segments"), Input(("target_length",), required=False)),
 }
 
 
@@ -199,14 +200,19 @@ class EncoderDecoder(WithHeads):
 
     def __call__(self, inputs: Inputs):
         """Run every part once, for initialisation."""
-        hidden = self.decode_targets(inputs)
+        hidden = self.decode_targets(inputs) if "decoder_tokens" in inputs else self.decode_again(inputs)
         return self.token_logits(hidden), self.apply_heads(hidden)
+
+
+def written(shape: Shape) -> int:
+    """Return the decoder's tokens of a row: of rows of tasks, whose texts both stacks read, as many as the encoder's."""
+    return getattr(shape, "target_length", shape.length)
 
 
 def attentions(config: Any, shape: Shape, memory: int) -> list[Attention]:
     """Return the attentions that a kernel may compute: self-attention of encoder and decoder, and cross-attention."""
     sizes = layer_sizes(config)
-    target = attention_of(sizes, shape.target_length)._replace(whole=True)
+    target = attention_of(sizes, written(shape))._replace(whole=True)
     within = attention_of(sizes, shape.length), target._replace(causal=True)
     if hasattr(config, "buckets"):
         within = [attention._replace(biased=True, by_distance=True) for attention in within]
@@ -215,7 +221,7 @@ def attentions(config: Any, shape: Shape, memory: int) -> list[Attention]:
 
 def seen(config: Any, shape: Shape) -> float:
     """Return the share of the (query, key) pairs of both stacks that the decoder's causal mask leaves visible."""
-    length, target = shape.length, shape.target_length
+    length, target = shape.length, written(shape)
     others = config.depth * length**2 + config.decoder_depth * length * target
     causal = config.decoder_depth * target * (target + 1) / 2
     return (others + causal) / (others + config.decoder_depth * target**2)
