@@ -205,7 +205,7 @@ class EncoderDecoder(WithHeads):
 
 
 def written(shape: Shape) -> int:
-    """Return the decoder's tokens of a row: of rows of tasks, whose texts both stacks read, as many as the encoder's."""
+    """Return how many tokens the decoder reads; without a target length those that the encoder reads."""
     return getattr(shape, "target_length", shape.length)
 
 

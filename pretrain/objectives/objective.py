@@ -20,6 +20,7 @@ from data_pipelines.examples.layout import Feature, Layout
 from models.blocks.memory import Memory
 from models.core.family import Inputs
 from models.core.parameters import Noise, Params
+from models.core.program import Program
 from models.core.sharding import placed_by
 from models.families.registry import family_of
 from pretrain.optimizers import Optimizer
@@ -216,7 +217,12 @@ def shapes_of(spec: Spec, rows: int, sharding: Sharding | None = None) -> dict[s
 
 
 def initialise(key: Array, model: nn.Module, spec: Spec) -> Params:
-    """Initialize the parameters of a model for batches of a spec, with one blank row as the batch."""
+    """Initialize the parameters of a model for batches of a spec, with one blank row as the batch.
+
+    Whatever the model's program, plain operations make the same parameters: so the trace is shared, and cuDNN's kernel,
+    which `vmap` over layers fails on, is not asked.
+    """
+    model = model.clone(program=Program())
     row = inputs_of(model, {name: entry.blank(1) for name, entry in spec.items()})
     with placed_by(None):  # a mesh, for which a step may be being traced, could not divide one row
         return _initialised(model, key, row)
