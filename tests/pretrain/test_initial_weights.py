@@ -79,7 +79,7 @@ def test_a_device_is_given_its_part_of_the_weights_alone(begin, corpus_path, tmp
 TOKENS_ALONE = MaskedLanguageModel(next_sentence=False)
 MAKE = (tiny.albert, tiny.bert, tiny.electra, tiny.etc, tiny.transformer_xl, tiny.xlnet)
 RECIPES = {recipe.name: recipe for recipe in (make() for make in MAKE)}
-VALUES = {"vocab_size": 194, "positions": 16, "pattern": Pattern("longformer", block=8, windows=(4,))}
+VALUES = {"vocab_size": 194, "positions": 16, "types": 1, "pattern": Pattern("longformer", block=8, windows=(4,))}
 # No weight depends on them
 FREE = {"dropout", "attention_dropout", "init_std", "memory", "pattern", "block", "window", "labels"}
 FIELDS = [
