@@ -126,7 +126,7 @@ def show_examples(tokenizer: Tokenizer, mask: int, batch: dict[str, np.ndarray],
     length] (each token predicts the next; of an encoder's input, targets and weights [n, target_length] are the
     decoder's, with decoder_segments), or prediction_positions and prediction_targets i32[n, predictions] and
     prediction_weights f32[n, predictions] (0 = unused). Optional: next_sentence or sentence_order i32[n] (-1: one
-    segment); ranks i32[n, length] (the order in which tokens are predicted) and reversed i32[n].
+    segment); reversed i32[n], with ranks i32[n, length], the order in which tokens are predicted.
     """
     if "prediction_positions" in batch:
         named = (" masked ", MASKED), (" replaced by a random token ", RANDOM), (" kept, to be predicted ", KEPT)
@@ -146,7 +146,7 @@ def show_examples(tokenizer: Tokenizer, mask: int, batch: dict[str, np.ndarray],
         if "decoder_segments" in batch:
             target = batch["targets"][row][batch["decoder_segments"][row] > 0]
             console.print(Text("target ", style="bold").append(_coloured(tokenizer, target, {}, mask)))
-        if "ranks" in batch:
+        if "reversed" in batch:
             turns = sorted(targets, key=lambda position: batch["ranks"][row][position])
             order = [(f"{at} {tokenizer.id_to_token(targets[at])}", KEPT) for at in turns]
             console.print(Text("predicted in the order ").append(Text("  ").join(Text(*turn) for turn in order)))

@@ -83,6 +83,7 @@ def test_permuted_rows_say_which_tokens_are_predicted_in_which_order(corpus):
     printed = shown(corpus, tokens=[row], ranks=ranks, predictions=predictions, reversed=[1])
     assert "7 tokens of 7, 3 to predict, runs backwards" in printed
     assert "in the order 2 c  0 a  4 b" in printed
+    assert "in the order" not in shown(corpus, tokens=[row], ranks=ranks, predictions=predictions)  # UniLM's
 
 
 def test_rows_of_a_stream_are_shown_as_text(corpus):
