@@ -16,7 +16,7 @@ from models.attention.relative import sinusoids
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(AbsoluteConfig):
-    """`AbsoluteConfig`, with the variance of weights in Tensor2Tensor, 1 / inputs."""
+    """`AbsoluteConfig`, with weights of variance 1 / inputs (in Tensor2Tensor 2 / (inputs + outputs))."""
 
     init_std: ClassVar[None] = None
 

@@ -132,7 +132,7 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
     if stops and has_encoder and any(marks & {*tokens} for tokens in encoded):
         raise UserError(f"--stop {options.stop[0]!r}: has no effect on filling sentinels; leave it out")
     if separators and not has_encoder:
-        print("the run was trained on inputs and targets: each prompt is an input, and its target is printed")
+        print("each prompt is an input, and its target is printed")
     printed = [[] for _ in encoded] if separators else encoded
     inputs = [before + tokens + separators for tokens in encoded]
     opened.warn_beyond_trained(max(map(len, inputs)) + (0 if has_encoder else decoding.max_tokens - 1))
