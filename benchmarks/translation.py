@@ -115,10 +115,8 @@ def train_torch(options: Options, seed: int) -> None:
     model = transformers.MarianMTModel.from_pretrained(_initial(recipe, corpus, folder)).to(device).train()
     adam = recipe.optimizer
     optimizer = torch.optim.Adam(model.parameters(), betas=(adam.b1, adam.b2), eps=adam.epsilon)
-    batches, given = (
-        training_batches(recipe, {"": corpus}, *every_task(recipe)[0][1:]),
-        numbers(recipe.schedule, recipe.steps),
-    )
+    batches = training_batches(recipe, {"": corpus}, *every_task(recipe)[0][1:])
+    given = numbers(recipe.schedule, recipe.steps)
     rows = np.arange(recipe.phases[0].batch_size)
     for step in range(recipe.steps):
         batch = {name: torch.from_numpy(array).to(device) for name, array in batches.batch(step, rows).items()}

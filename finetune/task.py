@@ -143,9 +143,8 @@ def hidden_states(
     inputs, variables = inputs_of(model, batch), {"params": params}
     if not isinstance(model, CausalDecoder | EncoderDecoder):
         return model.apply(variables, inputs, noise, slots, method="encode")
-    hidden = model.apply(
-        variables, inputs, noise, method="decode" if isinstance(model, CausalDecoder) else "decode_again"
-    )
+    method = "decode" if isinstance(model, CausalDecoder) else "decode_again"
+    hidden = model.apply(variables, inputs, noise, method=method)
     return hidden if slots is None else gather_positions(hidden, slots)
 
 

@@ -28,7 +28,7 @@ from pretrain.generation.settings import Decoding
 from pretrain.objectives.masked_language_model import PREDICTIONS, MaskedLanguageModel
 from pretrain.objectives.next_token_prediction import next_token_terms
 from pretrain.objectives.protocols import CausalDecoder, ClozeWriter, EncoderDecoder
-from pretrain.objectives.sequence_to_sequence import PhaseWithTargets, check_start, start_of
+from pretrain.objectives.sequence_to_sequence import PhaseWithTargets, check_start
 from pretrain.training.targets import ends, texts_after
 
 FIGURES = "BLEU", "chrF", "ROUGE-1", "ROUGE-2", "ROUGE-L", "exact_match", "F1"
@@ -56,7 +56,6 @@ class Write(FinetuningTask):
     metric: str = FIGURES[0]  # metric that selects the best checkpoint
     bleu_tokenizer: str = "13a"  # tokenizer of sacrebleu; zh for Chinese
     cloze: Annotated[bool, Suppress] = False  # whether the model is a `ClozeWriter`
-
     start: Annotated[int, Suppress] = 0  # start token of the model's targets
 
     def __post_init__(self):
@@ -94,10 +93,8 @@ class Write(FinetuningTask):
         module = family_of(model_config).module(model_config, Program())
         if not isinstance(module, CausalDecoder | EncoderDecoder | ClozeWriter):
             raise UserError(f"--from: {name_of(model_config)} models cannot write text; use one with a decoder")
-        if isinstance(module, ClozeWriter):
-            return dataclasses.replace(super().suited(model_config), cloze=True)
-        suited = super().suited(model_config)
-        return suited if suited.causal else dataclasses.replace(suited, start=start_of(model_config))
+        start = module.start if isinstance(module, EncoderDecoder) else 0
+        return dataclasses.replace(super().suited(model_config), cloze=isinstance(module, ClozeWriter), start=start)
 
     def check(self, model_config, corpus, phase):
         if not self.causal and not self.cloze:
@@ -122,8 +119,9 @@ class Write(FinetuningTask):
         return Pair(record.where, self.prefix + as_text(record, self.input, record.fields[self.input]), label)
 
     def encode(self, examples, made, labels, length):
-        first = [] if self.causal or self.cloze else opening(made.special, self.start)
-        room = length - 1 - (self.target_length if self.causal or self.cloze else 0) - (self.cloze or len(first))
+        in_one_row = self.causal or self.cloze
+        first = [] if in_one_row else opening(made.special, self.start)
+        room = length - self.cloze - len(first) - 1 - (self.target_length if in_one_row else 0)
         if room < 1:
             raise UserError(f"--length {length}: leaves no room for inputs beside --target-length; raise it")
         encoder, told = Encoder(made.tokenizer), Told(list)

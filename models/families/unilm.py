@@ -39,9 +39,8 @@ from models.core.family import Input, Inputs, Shape
 
 INPUTS = {
     **dict.fromkeys(("tokens", "types", "segments"), Input(("length",))),
-    "ranks": Input(
-        ("length",), required=False
-    ),  # a token sees those of no higher rank; without ranks all of its segment
+    # A token sees those of no higher rank; without ranks all of its segment
+    "ranks": Input(("length",), required=False),
 }
 TYPES = 6
 

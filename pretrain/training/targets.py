@@ -149,9 +149,8 @@ def make_prompts(
     room = None
     if opened.run is not None:
         length = opened.recipe.phases[opened.run.phase].length
-        room = (
-            length - len(first) - len(after) - (0 if isinstance(opened.module, EncoderDecoder) else decoding.max_tokens)
-        )
+        in_row = 0 if isinstance(opened.module, EncoderDecoder) else decoding.max_tokens
+        room = length - len(first) - len(after) - in_row
         if room < 1:
             reason = f"leaves no room for an input in rows of {length} tokens"
             raise UserError(f"--max-tokens {decoding.max_tokens}: {reason}; give fewer")

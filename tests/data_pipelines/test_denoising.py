@@ -64,9 +64,8 @@ def test_targets_are_the_texts_and_inputs_have_their_tokens(tmp_path_factory, sh
     layout = Denoising(length, length, Noises(**noises, random=random * bool(infill or mask)), start=END)
     batch = rows_of(layout, corpus)
     assert fits(batch, layout) and equal(batch, rows_of(layout, corpus))
-    assert (batch["decoder_tokens"][:, :2] == (SEP, CLS)).all() and (
-        batch["weights"] == batch["decoder_segments"]
-    ).all()
+    assert (batch["decoder_tokens"][:, :2] == (SEP, CLS)).all()
+    assert (batch["weights"] == batch["decoder_segments"]).all()
     assert (batch["decoder_tokens"][:, 2:] == batch["targets"][:, 1:-1]).all()
     ends, seen = set(np.cumsum([sum(document) for document in shape]) + 5), []
     for noised, text in texts(batch):

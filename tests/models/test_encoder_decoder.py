@@ -118,10 +118,8 @@ def torch_layer(kind, params, layer, config):
     blocks = [block for block in (*attention, "feed_forward") if block in params]
     filled = {}
     for number, block in enumerate(blocks, 1):
-        filled[f"norm{number}.weight"], filled[f"norm{number}.bias"] = (
-            of(block, "norm", "scale"),
-            of(block, "norm", "bias"),
-        )
+        filled[f"norm{number}.weight"] = of(block, "norm", "scale")
+        filled[f"norm{number}.bias"] = of(block, "norm", "bias")
     for block in blocks[:-1]:
         parts, theirs = ("query", "key", "value"), attention[block]
         filled[f"{theirs}.in_proj_weight"] = torch.cat([of(block, part, "kernel").T for part in parts])
