@@ -56,6 +56,9 @@ def pytest_runtest_setup(item):
         PLACED.clear()
 
 
+pytest_runtest_call = pytest_runtest_setup  # also not those of the runs that its fixtures made
+
+
 def pytest_runtest_teardown(item, nextitem):
     """After a file, let go of what it compiled: all files' programs together take several GB. And of what complains as
     it goes, such as Orbax's failed reads: not in the output of another's tests."""

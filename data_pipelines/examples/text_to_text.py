@@ -185,4 +185,4 @@ def start_token(special: Mapping[str, int], start: str) -> int | None:
 
 def opening(special: Mapping[str, int], start: int) -> list[int]:
     """Return the tokens before inputs and targets of a model with this start token."""
-    return [special["cls"]] if start != special["pad"] and "cls" in special else []
+    return [special["cls"]] if start != special.get("pad") and "cls" in special else []
