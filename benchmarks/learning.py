@@ -204,7 +204,12 @@ STUDIES = {
         },
         beside_copying,
     ),
-    "cloze": Study("wordpiece", SHARED + SLOWLY, {"unilm": Run("unilm-tiny")}, below_the_trigram_at_masks),
+    "cloze": Study(
+        "wordpiece",
+        SHARED + "--phases.0.length 64 --phases.0.batch-size 16",
+        {"unilm": Run("unilm-tiny", steps=10000)},
+        below_the_trigram_at_masks,
+    ),
 }
 
 
