@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from data_pipelines.errors import UserError
 from data_pipelines.examples.masking import global_positions
+from models.blocks.heads import TOKENS
 from models.core.noise import row_keys
 from models.core.parameters import Params
 from models.families.registry import FAMILIES, family_of, name_of
@@ -24,7 +25,6 @@ from pretrain.objectives.protocols import (
     EncoderDecoder,
     Generator,
     Remembering,
-    TokenPredictor,
     Writer,
 )
 from tpu.batches import on_host
@@ -89,9 +89,11 @@ def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarra
 
 
 def _check(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decoding, number: int) -> None:
-    if not isinstance(model, Writer):
+    if not isinstance(model, Writer) or isinstance(model, ClozeWriter) and not fills(model):
         able = [name for name, family in FAMILIES.items() if issubclass(family.trunk, Writer)]
-        raise UserError(f"a model of {name_of(model.config)} cannot continue texts; use one of {', '.join(able)}")
+        heads = ", ".join(head.name for head in getattr(model, "heads", ()))
+        named = f"a {name_of(model.config)} model with the heads {heads or 'none'}"
+        raise UserError(f"{named} neither fills masks nor continues texts; use one of {', '.join(able)}")
     if cut := getattr(model, "clusters", ()):
         raise UserError(
             f"model.cutoffs={cut}: a model with an adaptive softmax cannot continue texts; train one without cutoffs"
@@ -132,7 +134,7 @@ def power_of_two(number: int) -> int:
 
 def fills(model: nn.Module) -> bool:
     """Return whether a model predicts masked tokens."""
-    masked = isinstance(model, Encoder) and isinstance(model, TokenPredictor)
+    masked = isinstance(model, Encoder) and TOKENS in (head.name for head in getattr(model, "heads", ()))
     # XLNet encodes, too, but each token sees itself
     others = isinstance(model, Writer | Remembering) and not isinstance(model, ClozeWriter)
     return masked and not others or isinstance(model, Generator)

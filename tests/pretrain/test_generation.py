@@ -264,8 +264,10 @@ def test_the_likeliest_that_are_drawn_from_are_transformers_(top_k, top_p):
 def test_a_prompt_has_tokens_and_a_model_that_reads_both_sides_continues_none(gpt2):
     with pytest.raises(UserError, match="prompt 2: has no tokens"):
         generate(*gpt2, [[5], []], GREEDY)
-    with pytest.raises(UserError, match="a model of bert cannot continue texts; use one of .*gpt2, .*transformer-xl"):
-        generate(MODULES["bert"], cases.params(cases.CASES["bert"]), [[5]], GREEDY)
+    classifying = FAMILIES["bert"].module(tiny.BERT, Program(), ("pooler", "classifier"))
+    said = "a bert model with the heads pooler, classifier neither fills masks nor continues .*gpt2, .*transformer-xl"
+    with pytest.raises(UserError, match=said):
+        generate(classifying, {}, [[5]], GREEDY)
     cut = FAMILIES["transformer-xl"].module(dataclasses.replace(tiny.TRANSFORMER_XL, cutoffs=(100,)), Program())
     with pytest.raises(UserError, match=r"model.cutoffs=\(100,\): a model with an adaptive softmax cannot continue"):
         generate(cut, {}, [[5]], GREEDY)
@@ -296,6 +298,7 @@ def test_a_model_that_reads_more_than_text_fills_no_masks():
 def test_models_that_fill_masks_are_those_whose_tokens_do_not_see_themselves():
     """Those of XLNet's content stream do."""
     assert fills(MODULES["unilm"]) and fills(MODULES["bert"]) and fills(MODULES["electra"])
+    assert not fills(FAMILIES["unilm"].module(cases.CASES["unilm"].model, Program(), ("pooler", "classifier")))
     assert not fills(MODULES["xlnet"]) and not fills(MODULES["gpt2"]) and not fills(MODULES["t5"])
 
 
