@@ -64,6 +64,8 @@ def export_model(
     mesh = host_mesh()
     opened = open_model(source, step, mesh, best_of) if average == 1 else open_mean(source, average, step, mesh)
     steps = opened.averaged or ([opened.step] if opened.run else [])
+    if average > 1:
+        print(f"the mean of the checkpoints of steps {', '.join(map(str, steps))}")
     opened.warn_beyond_trained(getattr(opened.config, "positions", 0))
 
     def card(folder: Path, architecture: str | None) -> None:

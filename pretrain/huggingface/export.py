@@ -144,12 +144,15 @@ def config_fields(
     ids: `token_ids`, with nulls too, as transformers would otherwise use defaults of other tokenizers.
     """
     model = family_of(config).hf[part]
+    # Else transformers ends the longest texts of a Marian with the token 0
+    unforced = {"forced_eos_token_id": None} if model.constants.get("is_encoder_decoder") else {}
     return {
         "architectures": [name for name in [architecture(config, part, names)] if name],
         **model.constants,
         **fields_of(config, part),
         **_labels(config),
         **ids,
+        **unforced,
         "dtype": dtype,
     }
 

@@ -23,6 +23,7 @@ from pretrain.objectives.protocols import EncoderDecoder
 
 SPANS, DENOISING, PREFIX, CAUSAL = "span-corruption", "denoising", "prefix", "causal"
 LAYOUTS = SPANS, DENOISING, INPUT_TARGET, PREFIX, CAUSAL
+FRAMED = DENOISING, INPUT_TARGET  # those whose targets may start with the end token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,13 +67,18 @@ class SequenceToSequence(Objective):
         read = {
             "corruption": (self.corruption == Corruption(), (SPANS,)),
             "noises": (self.noises == Noises(), (DENOISING,)),
-            "start": (self.start == PAD, (DENOISING, INPUT_TARGET)),
+            "start": (self.start == PAD, FRAMED),
         }
         for field, (is_default, layouts) in read.items():
             if not is_default and self.layout not in layouts:
                 raise ValueError(f"objective.{field}: has no effect on objective.layout={self.layout}; leave it out")
 
     def check(self, model_config, corpus, phase):
+        if self.layout not in FRAMED and start_of(model_config) == start_token(corpus.special, END):
+            raise UserError(
+                f"objective.layout={self.layout}: this model starts targets with the end token; use "
+                f"{' or '.join(FRAMED)}"
+            )
         check_start(model_config, corpus, self.start)
 
     def rows(self, phase):

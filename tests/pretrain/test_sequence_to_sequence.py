@@ -36,6 +36,9 @@ def test_targets_follow_the_token_that_the_model_begins_with(monkeypatch, start,
     corpus = SimpleNamespace(path="c", special={"pad": 1, "sep": 2})
     with pytest.raises(UserError, match=said) if said else contextlib.nullcontext():
         SequenceToSequence("input-target", start=start).check(tiny.T5, corpus, None)
+    monkeypatch.setattr(sequence_to_sequence, "start_of", lambda config: 2)
+    with pytest.raises(UserError, match="^objective.layout=prefix: .* the end token; use denoising or input-target"):
+        SequenceToSequence("prefix").check(tiny.T5, corpus, None)
 
 
 def test_layouts_are_made_with_what_they_read():
