@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from jax import Array
 
-from models.attention.encoder_decoder import INPUTS, EncoderDecoder, Side, attentions, seen
+from models.attention.encoder_decoder import INPUTS, EncoderDecoder, Stack, attentions, seen
 from models.blocks.checks import check_activation, check_sizes
 from models.blocks.embeddings import padding_bias, token_rows, token_table
 from models.blocks.layer import layer_sizes
@@ -56,23 +56,23 @@ class AbsoluteConfig:
         check_activation(self)
 
 
-class PlacedSide(Side):
+class PositionedStack(Stack):
     """A stack with norms behind the blocks.   rows: number of positions."""
 
     rows: int = 0
 
 
 class AbsoluteEncoderDecoder(EncoderDecoder):
-    """Both stacks, and the embeddings that they share with the softmax.   side: the kind of both stacks."""
+    """Both stacks, and the embeddings that they share with the softmax.   kind: of both stacks."""
 
-    side: ClassVar[type[PlacedSide]]
+    kind: ClassVar[type[PositionedStack]]
 
     def setup(self):
         super().setup()
         c = self.config
         self.tokens = token_table(self, c.vocab_size, c.width, c.init_std or c.width**-0.5)
-        self.encoder = self.side(layer_sizes(c), c.depth, self.program, rows=c.positions)
-        self.decoder = self.side(layer_sizes(c), c.decoder_depth, self.program, rows=c.positions)
+        self.encoder = self.kind(layer_sizes(c), c.depth, self.program, rows=c.positions)
+        self.decoder = self.kind(layer_sizes(c), c.decoder_depth, self.program, rows=c.positions)
 
     def embed(self, tokens: Array) -> Array:
         """See `EncoderDecoder.embed`."""
@@ -83,21 +83,21 @@ class AbsoluteEncoderDecoder(EncoderDecoder):
         return hidden, self.tokens, padding_bias(self.config.vocab_size)
 
 
-def stack_parameters(side: str, kinds: Sequence[str] = ("self",)) -> list[Parameter]:
-    """Return the table rows of a `PlacedSide`, by the names of transformers' BART.   kinds: of attention there."""
-    layer = f"model.{side}.layers.{{layer}}"
+def stack_parameters(stack: str, kinds: Sequence[str] = ("self",)) -> list[Parameter]:
+    """Return the table rows of a `PositionedStack`, by the names of transformers' BART.   kinds: of attention there."""
+    layer = f"model.{stack}.layers.{{layer}}"
 
     def norm(path: str, name: str) -> list[Parameter]:
-        return norm_parameters(f"{side}/layers/{path}/norm", (LAYERS, "width"), {"model": f"{layer}.{name}"})
+        return norm_parameters(f"{stack}/layers/{path}/norm", (LAYERS, "width"), {"model": f"{layer}.{name}"})
 
     def dense(path: str, axes: tuple, name: str) -> list[Parameter]:
-        return dense_parameters(f"{side}/layers/{path}", (LAYERS, *axes), {"model": f"{layer}.{name}"})
+        return dense_parameters(f"{stack}/layers/{path}", (LAYERS, *axes), {"model": f"{layer}.{name}"})
 
     rows = []
     for kind in kinds:
         path = "attention" if kind == "self" else "cross_attention"
-        for name in ("query", "key", "value"):
-            rows += dense(f"{path}/{name}", ("width", "heads"), f"{kind}_attn.{name[0]}_proj")
+        for product in ("query", "key", "value"):
+            rows += dense(f"{path}/{product}", ("width", "heads"), f"{kind}_attn.{product[0]}_proj")
         rows += dense(f"{path}/output", ("heads", "width"), f"{kind}_attn.out_proj")
         rows += norm(path, f"{kind}_attn_layer_norm")
     rows += dense("feed_forward/up", ("width", "feed_forward"), "fc1")

@@ -72,7 +72,7 @@ class CachedDecoderLayer(DecoderLayer):
         return self.feed_forward(self.cross_attention.recall(x, cross_mask, context), noise, None), new
 
 
-class Side(nn.Module):
+class Stack(nn.Module):
     """One of the two stacks.
 
     pre_norm: whether norms stand before the blocks; then the stack ends with one more, and dropout.
@@ -92,7 +92,7 @@ class Side(nn.Module):
             init = nn.initializers.normal(sizes.init_std or sizes.width**-0.5)
             self.distances = parameter(self, "distances", init, (self.buckets.number, sizes.heads))
 
-    def placed(self, x: Array, positions: Array | None = None) -> Array:
+    def with_positions(self, x: Array, positions: Array | None = None) -> Array:
         """Add positions to embeddings x f32[rows, n, width], which are those at i32[rows, n], by default 0, 1, 2 ..."""
         return x
 
@@ -116,7 +116,7 @@ class Side(nn.Module):
 
 
 class EncoderDecoder(WithHeads):
-    """Base class of encoder-decoder families, whose `setup` makes `encoder` and `decoder`, each a `Side`.
+    """Base class of encoder-decoder families, whose `setup` makes `encoder` and `decoder`, each a `Stack`.
 
     start: the decoder's token before the first token of a text.
     """
@@ -135,18 +135,18 @@ class EncoderDecoder(WithHeads):
         """Run the encoder -> [rows, length, width]. Dropout is on if noise u32[rows, 2] is given."""
         return self.encode_embedded(self.encoder, self.embed(inputs["tokens"]), inputs, noise)
 
-    def encode_embedded(self, side: Side, embedded: Array, inputs: Inputs, noise: Noise) -> Array:
+    def encode_embedded(self, encoder: Stack, embedded: Array, inputs: Inputs, noise: Noise) -> Array:
         """Run an encoder on embeddings f32[rows, length, width] of the inputs' tokens -> [rows, length, width]."""
-        mask = side.mask(inputs["segments"])
-        return self._side(side, side.placed(embedded, inputs.get("positions")), mask, mask.axis, noise)
+        mask = encoder.mask(inputs["segments"])
+        return self._run(encoder, encoder.with_positions(embedded, inputs.get("positions")), mask, mask.axis, noise)
 
     def decode_targets(self, inputs: Inputs, noise: Noise = None) -> Array:
         """Run encoder and decoder -> the decoder's output [rows, target_length, width]; noise as in `encode`."""
         encoded, segments = self.encode(inputs, noise), inputs["decoder_segments"]
         mask = self.decoder.mask(segments, causal=True, whole=True)
         shared = mask, encoded, Mask(inputs["segments"], queries=segments, whole=True)
-        x = self.decoder.placed(self.embed(inputs["decoder_tokens"]))
-        return self._side(self.decoder, x, shared, mask.axis, site(noise, 3), DecoderLayer)
+        x = self.decoder.with_positions(self.embed(inputs["decoder_tokens"]))
+        return self._run(self.decoder, x, shared, mask.axis, site(noise, 3), DecoderLayer)
 
     def decode_again(self, inputs: Inputs, noise: Noise = None) -> Array:
         """Run both stacks on the same texts -> the decoder's output [rows, length, width], as heads for tasks read it.
@@ -155,20 +155,20 @@ class EncoderDecoder(WithHeads):
         tokens = jnp.pad(inputs["tokens"][:, :-1], ((0, 0), (1, 0)), constant_values=self.start)
         return self.decode_targets({**inputs, "decoder_tokens": tokens, "decoder_segments": inputs["segments"]}, noise)
 
-    def _side(
-        self, side: Side, x: Array, shared: Any, axis: str | None, noise: Noise, kind: type = TransformerLayer
+    def _run(
+        self, layers: Stack, x: Array, shared: Any, axis: str | None, noise: Noise, kind: type = TransformerLayer
     ) -> Array:
         rate = self.config.dropout
         x = dropout(x, rate, site(noise, 0)).astype(self.program.compute)
-        x, _ = side(constrain(x, "batch", axis, None), shared, site(noise, 1), kind)
-        return constrain(dropout(x, rate, site(noise, 2)) if side.pre_norm else x, "batch", axis, None)
+        x, _ = layers(constrain(x, "batch", axis, None), shared, site(noise, 1), kind)
+        return constrain(dropout(x, rate, site(noise, 2)) if layers.pre_norm else x, "batch", axis, None)
 
     def begin(self, inputs: Inputs, room: int) -> tuple[Array, Cache]:
         """Encode texts and read the decoder's start token -> (its hidden [rows, 1, width], a cache with room for `room`
         more tokens)."""
-        encoded, rows, side = self.encode(inputs), len(inputs["tokens"]), self.decoder
-        _, (keys, values) = side(encoded, encoded, None, ContextLayer)
-        cache = empty_cache(side.depth, rows, 1 + room, side.sizes, self.program.compute)
+        encoded, rows, decoder = self.encode(inputs), len(inputs["tokens"]), self.decoder
+        _, (keys, values) = decoder(encoded, encoded, None, ContextLayer)
+        cache = empty_cache(decoder.depth, rows, 1 + room, decoder.sizes, self.program.compute)
         context = Cache(keys, values, inputs["segments"], jnp.int32(keys.shape[3]))
         first = jnp.full((rows, 1), self.start, jnp.int32)
         first = {"tokens": first, "segments": jnp.ones_like(first), "positions": jnp.zeros_like(first)}
@@ -182,7 +182,7 @@ class EncoderDecoder(WithHeads):
         shared = mask, filled, Mask(context.segments, queries=new.reshape(len(context.segments), -1))
         places = filled + jnp.broadcast_to(jnp.arange(new.shape[1]), new.shape)
         x = self.embed(inputs["tokens"])
-        x = self.decoder.placed(x, inputs.get("positions", places)).astype(self.program.compute)
+        x = self.decoder.with_positions(x, inputs.get("positions", places)).astype(self.program.compute)
         x = jnp.where(caches.has_room(cache, new.shape[1]), x, jnp.nan)
         states = (cache.keys, cache.values), (context.keys, context.values)
         x, (keys, values) = self.decoder(x, shared, None, CachedDecoderLayer, states)

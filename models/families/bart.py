@@ -15,7 +15,7 @@ from jax import Array
 from models.attention.absolute import (
     AbsoluteConfig,
     AbsoluteEncoderDecoder,
-    PlacedSide,
+    PositionedStack,
     absolute_family,
     stack_parameters,
 )
@@ -67,7 +67,7 @@ class BartTranslationConfig(BartConfig):
         check_ranges(self, {"source_depth": COUNT}, "model.")
 
 
-class BartSide(PlacedSide):
+class BartStack(PositionedStack):
     """A stack with learned positions, and a norm of the embeddings."""
 
     def setup(self):
@@ -77,8 +77,8 @@ class BartSide(PlacedSide):
         parameter(self, "padding_positions", nn.initializers.zeros, (OFFSET, self.sizes.width))
         self.embedding_norm = Norm(self.sizes.norm_epsilon, jnp.float32)
 
-    def placed(self, x: Array, positions: Array | None = None) -> Array:
-        """See `Side.placed`."""
+    def with_positions(self, x: Array, positions: Array | None = None) -> Array:
+        """See `Stack.with_positions`."""
         of_rows = self.table[: x.shape[1]] if positions is None else jnp.take(self.table, positions, 0, mode="clip")
         return self.embedding_norm(x + of_rows)
 
@@ -87,7 +87,7 @@ class Bart(AbsoluteEncoderDecoder):
     """Both stacks, whose decoder begins with </s>."""
 
     start: int = START
-    side: ClassVar[type] = BartSide
+    kind: ClassVar[type] = BartStack
 
 
 class BartTranslation(Bart):
@@ -98,7 +98,7 @@ class BartTranslation(Bart):
         super().setup()
         c = self.config
         self.source_tokens = token_table(self, c.vocab_size, c.width, c.init_std, "source_tokens")
-        self.source = BartSide(layer_sizes(c), c.source_depth, self.program, rows=c.positions)
+        self.source = BartStack(layer_sizes(c), c.source_depth, self.program, rows=c.positions)
 
     def encode(self, inputs: Inputs, noise: Noise = None) -> Array:
         """See `EncoderDecoder.encode`."""
@@ -107,13 +107,13 @@ class BartTranslation(Bart):
         return self.encode_embedded(self.encoder, x.astype(jnp.float32), inputs, noise)
 
 
-def beginning(side: str) -> list[Parameter]:
+def beginning(stack: str) -> list[Parameter]:
     """Return the rows of the parameter table for a stack's positions and the norm of its embeddings."""
-    places = {"model": Slot(f"model.{side}.embed_positions.weight", axis=0)}
+    places = {"model": Slot(f"model.{stack}.embed_positions.weight", axis=0)}
     return [
-        Parameter(f"{side}/padding_positions", (None, "embedding"), places),
-        Parameter(f"{side}/positions", ("position", "embedding"), places),
-        *norm_parameters(f"{side}/embedding_norm", ("width",), {"model": f"model.{side}.layernorm_embedding"}),
+        Parameter(f"{stack}/padding_positions", (None, "embedding"), places),
+        Parameter(f"{stack}/positions", ("position", "embedding"), places),
+        *norm_parameters(f"{stack}/embedding_norm", ("width",), {"model": f"model.{stack}.layernorm_embedding"}),
     ]
 
 

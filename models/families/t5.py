@@ -11,7 +11,7 @@ from typing import ClassVar
 from jax import Array
 
 from models.attention.distances import Buckets
-from models.attention.encoder_decoder import INPUTS, EncoderDecoder, Side, attentions, seen
+from models.attention.encoder_decoder import INPUTS, EncoderDecoder, Stack, attentions, seen
 from models.blocks.checks import SIZES, check_activation
 from models.blocks.embeddings import padding_bias, token_rows, token_table
 from models.blocks.layer import layer_sizes
@@ -86,8 +86,8 @@ class T5(EncoderDecoder):
         # As in Mesh TensorFlow, so that initial logits are near 1; transformers' std of 1 gives sqrt(width).
         self.lm_head = None if c.tied else token_table(self, c.vocab_size, c.width, c.width**-0.5, "lm_head")
         sizes, buckets = layer_sizes(c), Buckets(c.buckets, c.furthest, ahead=True)
-        self.encoder = Side(sizes, c.depth, self.program, pre_norm=True, buckets=buckets)
-        self.decoder = Side(sizes, c.decoder_depth, self.program, True, buckets._replace(ahead=False))
+        self.encoder = Stack(sizes, c.depth, self.program, pre_norm=True, buckets=buckets)
+        self.decoder = Stack(sizes, c.decoder_depth, self.program, True, buckets._replace(ahead=False))
 
     def embed(self, tokens: Array) -> Array:
         """See `EncoderDecoder.embed`."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jax import Array
 
-from models.attention.absolute import AbsoluteConfig, AbsoluteEncoderDecoder, PlacedSide, absolute_family
+from models.attention.absolute import AbsoluteConfig, AbsoluteEncoderDecoder, PositionedStack, absolute_family
 from models.attention.relative import sinusoids
 
 
@@ -26,11 +26,11 @@ class TransformerConfig(AbsoluteConfig):
             raise ValueError(f"model.width={self.width}: must be even, for sines and cosines")
 
 
-class SinusoidalSide(PlacedSide):
+class SinusoidalStack(PositionedStack):
     """A stack with sinusoidal positions (section 3.5), first the sines, then the cosines."""
 
-    def placed(self, x: Array, positions: Array | None = None) -> Array:
-        """See `Side.placed`."""
+    def with_positions(self, x: Array, positions: Array | None = None) -> Array:
+        """See `Stack.with_positions`."""
         table = jnp.asarray(sinusoids(self.rows - 1, 0, self.sizes.width)[::-1])
         return x + (table[: x.shape[1]] if positions is None else jnp.take(table, positions, 0, mode="clip"))
 
@@ -38,7 +38,7 @@ class SinusoidalSide(PlacedSide):
 class Transformer(AbsoluteEncoderDecoder):
     """Both stacks, with scaled embeddings (section 3.4)."""
 
-    side: ClassVar[type] = SinusoidalSide
+    kind: ClassVar[type] = SinusoidalStack
 
     def embed(self, tokens: Array) -> Array:
         """See `EncoderDecoder.embed`."""
