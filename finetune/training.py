@@ -210,7 +210,8 @@ def _inputs(tasks: Mapping[str, Files], options: Training) -> Inputs:
             read[name] = one._replace(task=dataclasses.replace(one.task, part=part))
         labels += [f"{name}/{label}" if name else label for label in one.dev.labels]
     config = served(config, max(buckets(rows.lengths)[-1] for one in read.values() for rows in one.rows.values()))
-    model = dataclasses.replace(config, labels=tuple(labels)) if hasattr(config, "labels") else config
+    has_labels = "labels" in {field.name for field in dataclasses.fields(config)}
+    model = dataclasses.replace(config, labels=tuple(labels)) if has_labels else config
     return Inputs(model, made, weights_of(options.source), options.length, read)
 
 

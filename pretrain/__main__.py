@@ -1,5 +1,6 @@
 """python -m pretrain run | eval | plot | pattern | export | generate | prompts | discriminator | recipes | demo"""
 
+import inspect
 import os
 import signal
 import sys
@@ -62,8 +63,8 @@ def prepare_program() -> None:
 
 
 def _hide_late_errors(unraisable) -> None:
-    """Hide the stack trace that each of TensorStore's threads prints after another write has failed."""
-    if str(unraisable.exc_value) != "Event loop is closed":
+    """Hide the stack traces of what Orbax was reading or writing beside the file that has failed, and has raised."""
+    if not inspect.iscoroutine(unraisable.object) and str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 
 

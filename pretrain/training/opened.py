@@ -173,6 +173,8 @@ class Opened(NamedTuple):
         """Warn if a text of this length, or an export, uses positions beyond the run's longest rows."""
         if self.run is None or RunDirectory(self.source).read_run()["init_from"]:  # earlier rows may have been longer
             return
+        if not any("position" in row.axes for row in family_of(self.recipe.model).table(self.recipe.model)):
+            return  # sinusoids need no training
         longest = max(phase.length for phase in self.recipe.phases[: self.run.phase + 1])
         if longest < length <= getattr(self.recipe.model, "positions", 0):
             log.warning(

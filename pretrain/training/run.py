@@ -145,7 +145,8 @@ def _opening_lines(placed: Placed, run: Run, first: First) -> list[str]:
     if options.mesh is None and mesh.size > 1:
         lines.append(reason(mesh_shape(mesh), placed.load))
     lines += why_plain(assembly, options, mesh) + form_of_pattern(assembly)
-    if untrained := sorted(set.intersection(*(set(stage.untrained()) for stage in placed.stages))):
+    never = set.intersection(*(set(stage.untrained()) for stage in placed.stages))
+    if untrained := sorted(path for path in never if not path.endswith("padding_positions")):  # which no row reads
         lines.append(f"no loss depends on these parameters, which keep their initial values: {', '.join(untrained)}")
     lines += data_lines(recipe, corpora, mesh)
     corpus = next(iter(corpora.values()))

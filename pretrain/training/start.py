@@ -26,7 +26,7 @@ from pretrain.storage.best import best, losses
 from pretrain.storage.checkpoints import Checkpoints, TrainState, load_frozen, phase_of, save_frozen
 from pretrain.storage.journal import Journal, Warnings, open_journal, read_metrics
 from pretrain.storage.run_directory import RunDirectory, changed, disk_errors, versions
-from pretrain.training.assembly import initial_params, parameter_shapes, table_of
+from pretrain.training.assembly import frozen_in, initial_params, parameter_shapes, table_of
 from pretrain.training.opened import restore
 from pretrain.training.placement import Placed, Stage, any_task, place_parameters, shardings
 from pretrain.training.signals import StopRequest
@@ -110,6 +110,13 @@ def _measured(recipe: Recipe, directory: RunDirectory) -> list[tuple[int, dict[s
     return [(figures["step"], losses(recipe, figures)) for figures in read_metrics(directory, "eval")]
 
 
+def random_origin(recipe: Recipe) -> str:
+    """Say that weights are random, and what of them is frozen."""
+    frozen = frozen_in(recipe, 0)
+    warning = f", also what is frozen ({', '.join(frozen)}); for trained weights give --init-from" if frozen else ""
+    return f"starting from random weights{warning}"
+
+
 def initial_weights(placed: Placed, corpus: Corpus, options: Options) -> InitialWeights:
     """Load the weights of --init-from and of the recipe's teachers, unless the work directory has checkpoints."""
     recipe, shapes = placed.assembly.recipe, parameter_shapes(placed.assembly.recipe)
@@ -180,7 +187,7 @@ def _first_state(
         state,
         0,
         frozen,
-        "starting from random weights" if weights is None else "starting from the weights of a trained model",
+        random_origin(placed.assembly.recipe) if weights is None else "starting from the weights of a trained model",
     )
 
 

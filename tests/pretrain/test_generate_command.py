@@ -175,7 +175,7 @@ def test_a_unilm_fills_the_masks_of_prompts_and_writes_after_prompts_without(
     assert "  1.0000  " in printed(capsys, tmp_path / "unilm", "--prompt", "quick [MASK]")
     assert printed(capsys, tmp_path / "unilm", "--prompt", "quick").endswith("printed\nquick\n")
     assert asked == [[2, *quick, 4, 3], [[2, *quick, 3, 4]]]
-    mistake(capsys, tmp_path / "unilm", "--prompt", "quick", "quick [MASK]")  # not both at once
+    assert "give only one kind" in mistake(capsys, tmp_path / "unilm", "--prompt", "quick", "quick [MASK]")
 
 
 def test_a_folder_that_transformers_wrote_is_read_and_exported_in_another_dtype(exported, gpt2_run, tmp_path, capsys):

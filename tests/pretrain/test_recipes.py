@@ -26,6 +26,7 @@ from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import ALL, assemble, frozen_layers, own_parameters
 from pretrain.training.placement import stages
 from pretrain.training.run import run
+from pretrain.training.start import random_origin
 from tests.pretrain import tiny, toys
 from tests.pretrain.fields import replaced
 from tpu.mesh import MeshShape, make_mesh
@@ -183,3 +184,5 @@ def test_the_first_stage_of_a_translation_trains_what_is_new_and_what_meets_it()
             else:
                 assert held == [ALL], row.path
         assert recipe.phases[1].frozen == ()
+        assert "also what is frozen (tokens, " in random_origin(recipe)
+    assert random_origin(RECIPES["bart-tiny"]) == "starting from random weights"
