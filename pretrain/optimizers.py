@@ -7,16 +7,25 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
+from jax.typing import DTypeLike
 
 from models.core.parameters import LAYERS, Parameter, Params, decays, leaves, nest
 from models.core.ranges import NOT_NEGATIVE, POSITIVE, RATE, SHARE, check_ranges
+from models.core.sharding import constrain
 
-NAMES = ("adamw", "lamb", "adagrad", "adafactor")
+NAMES = ("adamw", "lamb", "adagrad", "adafactor", "lion", "stable-adamw", "muon")
 # Constants of Adafactor
 SQUARE = 1e-30  # added to squared gradients
 SMALLEST = 1e-3  # lower bound of the parameters' root mean square, by which steps are scaled
 DECAY = 0.8  # after t steps the running mean of squares keeps a share of 1 - t ** -DECAY
 CLIP = 1.0  # upper bound of the update direction's root mean square
+# Constants of Muon
+MOMENTUM = 0.95  # decay rate of the running mean of a matrix's gradients
+QUINTIC = (3.4445, -4.7750, 2.0315)  # of x, x x' x and (x x')^2 x in an iteration
+ITERATIONS = 5
+SIZE = 0.2  # root mean square of an orthogonal direction, about that of AdamW's
+SMALLEST_NORM = 1e-7  # lower bound of the norm by which a matrix is divided
+MATRIX_AXES = {"width", "heads", "feed_forward"}  # between which Muon's matrices lead
 BELOW = {"embeddings", "tokens", "project", "start"}  # names in the paths of parameters below the first layer
 RANGES = {
     "layer_decay": SHARE,
@@ -32,9 +41,12 @@ RANGES = {
 class Optimizer:
     """adamw: Adam with decoupled decay (Loshchilov & Hutter 2019).   lamb: You et al. 2020, algorithm 2.
     adagrad: Duchi et al. 2011, with sums of squares that start at 0.1; it ignores b1 and b2.
-    adafactor: Shazeer & Stern 2018, with steps scaled by the parameters; it ignores b1, b2 and epsilon."""
+    adafactor: Shazeer & Stern 2018, with steps scaled by the parameters; it ignores b1, b2 and epsilon.
+    lion: Chen et al. 2023, algorithm 2, which has b2=0.99; it ignores epsilon.
+    stable-adamw: Wortsman et al. 2023, algorithm 2.   muon: Jordan et al. 2024 with the directions of Liu et al. 2025
+    (equation 4) for the matrices of layers, which ignore b1, b2 and epsilon; AdamW for all other parameters."""
 
-    name: str = "adamw"  # adamw, lamb, adagrad or adafactor
+    name: str = "adamw"  # adamw, lamb, adagrad, adafactor, lion, stable-adamw or muon
     b1: float = 0.9  # decay rate of the running mean of gradients
     b2: float = 0.999  # decay rate of the running mean of squared gradients
     epsilon: float = 1e-6  # added to the square root of that mean
@@ -48,24 +60,33 @@ class Optimizer:
         check_ranges(self, RANGES, "optimizer.")
 
 
-def transformation(optimizer: Optimizer, table: list[Parameter], vocab_size: int) -> optax.GradientTransformation:
+def transformation(
+    optimizer: Optimizer, table: list[Parameter], vocab_size: int, compute: DTypeLike = jnp.float32
+) -> optax.GradientTransformation:
     """Build the transformation of gradients into update directions, without the learning rate.
 
-    table: exactly the trained parameters.   vocab_size: rows of token tables without padding.
+    table: exactly the trained parameters.   vocab_size: rows of token tables without padding.   compute: dtype of
+    Muon's matrix products.
     `update` also takes finite: bool[]; if it is False, the state does not change and the direction is meaningless.
     """
     decayed = nest({parameter.path: decays(parameter) for parameter in table})
     decay = optax.add_decayed_weights(optimizer.decay, decayed)
     by_depth = [_scale_by_depth(table, optimizer.layer_decay)] if optimizer.layer_decay != 1.0 else []
-    if optimizer.name == "adafactor":
-        of_size = _scale_by_size(table, vocab_size)
-        return optax.chain(_scale_by_factored_squares(table, vocab_size), decay, of_size, *by_depth)
-    adam = lambda epsilon: _scale_by_adam(optimizer.b1, optimizer.b2, epsilon)
-    scaled = _scale_by_sums if optimizer.name == "adagrad" else adam
-    steps = [scaled(optimizer.epsilon), decay]
-    if optimizer.name == "lamb":
-        steps.append(_scale_by_trust_ratio(table))
-    return optax.chain(*steps, *by_depth)
+    adam = _scale_by_adam(optimizer.b1, optimizer.b2, optimizer.epsilon)
+    steps = {
+        "adamw": lambda: [adam, decay],
+        "lamb": lambda: [adam, decay, _scale_by_trust_ratio(table)],
+        "adagrad": lambda: [_scale_by_sums(optimizer.epsilon), decay],
+        "adafactor": lambda: [
+            _scale_by_factored_squares(table, vocab_size),
+            decay,
+            _scale_by_size(table, vocab_size),
+        ],
+        "lion": lambda: [_scale_by_signs(optimizer.b1, optimizer.b2), decay],
+        "stable-adamw": lambda: [_stabilise(optax.chain(adam, decay), optimizer, table, vocab_size)],
+        "muon": lambda: [_scale_by_muon(adam, table, compute), decay],
+    }
+    return optax.chain(*steps[optimizer.name](), *by_depth)
 
 
 def clip(gradients: Params, norm: Array, limit: float) -> Params:
@@ -107,6 +128,90 @@ def _scale_by_sums(epsilon: float) -> optax.GradientTransformationExtraArgs:
         return direction, optax.ScaleByRssState(sums)
 
     return optax.GradientTransformationExtraArgs(optax.scale_by_rss(0.1).init, update)
+
+
+def _scale_by_signs(b1: float, b2: float) -> optax.GradientTransformationExtraArgs:
+    """Compute Lion's direction (Chen et al. 2023, algorithm 2), with the state of `optax.scale_by_lion`."""
+
+    def update(gradients: Params, state: optax.ScaleByLionState, params: Params, *, finite: Array | bool = True):
+        mean = lambda rate: lambda m, g: rate * m + (1 - rate) * g
+        direction = jax.tree.map(lambda m, g: jnp.sign(mean(b1)(m, g)), state.mu, gradients)
+        mu = jax.tree.map(lambda m, g: jnp.where(finite, mean(b2)(m, g), m), state.mu, gradients)
+        return direction, optax.ScaleByLionState(state.count + jnp.where(finite, 1, 0), mu)
+
+    return optax.GradientTransformationExtraArgs(optax.scale_by_lion().init, update)
+
+
+def _stabilise(
+    adamw: optax.GradientTransformationExtraArgs, optimizer: Optimizer, table: list[Parameter], vocab_size: int
+) -> optax.GradientTransformationExtraArgs:
+    """Compute StableAdamW's direction (Wortsman et al. 2023, algorithm 2): AdamW's, with its decay, divided for each
+    parameter of each layer by the root mean square of gradient / root of its expected square, if that is above 1."""
+    of_path = {parameter.path: parameter for parameter in table}
+
+    def update(gradients: Params, state: Any, params: Params, *, finite: Array | bool = True):
+        directions, state = adamw.update(gradients, state, params, finite=finite)
+        nu, flat, debias = dict(leaves(state[0].nu)), dict(leaves(gradients)), 1 - optimizer.b2 ** state[0].count
+
+        def divided(path: str, direction: Array) -> Array:
+            expected = jnp.maximum(jnp.sqrt(nu[path] / debias), optimizer.epsilon)
+            return direction / jnp.maximum(_root_mean_square(of_path[path], flat[path] / expected, vocab_size), 1.0)
+
+        return nest({path: divided(path, direction) for path, direction in leaves(directions)}), state
+
+    return optax.GradientTransformationExtraArgs(adamw.init, update)
+
+
+def _is_matrix(parameter: Parameter) -> bool:
+    """Return whether Muon's own rule applies: to matrices of layers, not to heads, biases, norms or any embeddings."""
+    return parameter.axes[:1] == (LAYERS,) and len(parameter.axes) == 3 and {*parameter.axes[1:]} <= MATRIX_AXES
+
+
+def _scale_by_muon(
+    adam: optax.GradientTransformationExtraArgs, table: list[Parameter], compute: DTypeLike
+) -> optax.GradientTransformationExtraArgs:
+    """Compute Muon's direction: the orthogonalised Nesterov momentum of each layer's matrix, as large as AdamW's is, so
+    that one learning rate and decay serve both (Liu et al. 2025, section 2.2); Adam's for the other parameters.
+
+    The state is Adam's; matrices have only `mu`, and nu f[layers, 1, 1] of zeros.
+    """
+    matrices = {parameter.path for parameter in table if _is_matrix(parameter)}
+
+    def init(params: Params) -> optax.ScaleByAdamState:  # only maps: optax also calls this on a tree that is no dict
+        state = adam.init(params)
+        kept = lambda keys, v: v[:, :1, :1] if "/".join(key.key for key in keys) in matrices else v
+        return state._replace(nu=jax.tree_util.tree_map_with_path(kept, state.nu))
+
+    def update(gradients: Params, state: optax.ScaleByAdamState, params: Params, *, finite: Array | bool = True):
+        rest = lambda tree: nest({path: leaf for path, leaf in leaves(tree) if path not in matrices})
+        of_rest = state._replace(mu=rest(state.mu), nu=rest(state.nu))
+        by_adam, new = adam.update(rest(gradients), of_rest, rest(params), finite=finite)
+        directions, mu = dict(leaves(by_adam)), dict(leaves(state.mu)) | dict(leaves(new.mu))
+        for path, gradient in leaves(gradients):
+            if path in matrices:
+                towards = lambda mean, gradient=gradient: MOMENTUM * mean + (1 - MOMENTUM) * gradient
+                mu[path] = jnp.where(finite, towards(mu[path]), mu[path])
+                directions[path] = jax.lax.map(lambda matrix: _orthogonal(matrix, compute), towards(mu[path]))
+        nu = dict(leaves(state.nu)) | dict(leaves(new.nu))
+        return nest(directions), new._replace(mu=nest(mu), nu=nest(nu))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _orthogonal(matrix: Array, compute: DTypeLike) -> Array:
+    """Return f[n, m] of the given matrix's singular vectors, but with singular values near 1, times 0.2 sqrt(max(n, m))
+    (Jordan et al. 2024; Liu et al. 2025, equation 4).
+
+    On a mesh the matrix is gathered once; every device computes all of its products.
+    """
+    x, (linear, cubic, quintic) = constrain(matrix.astype(compute), None, None), QUINTIC
+    x = x.T if x.shape[0] > x.shape[1] else x
+    x = x / jnp.maximum(jnp.linalg.norm(x), SMALLEST_NORM)
+    for _ in range(ITERATIONS):
+        gram = x @ x.T
+        x = linear * x + (cubic * gram + quintic * gram @ gram) @ x
+    x = x.T if matrix.shape[0] > matrix.shape[1] else x
+    return SIZE * max(matrix.shape) ** 0.5 * x.astype(matrix.dtype)
 
 
 def _scale_by_trust_ratio(table: list[Parameter]) -> optax.GradientTransformation:

@@ -124,7 +124,7 @@ def check_sparse(recipe: Recipe, index: int, optimizer: Optimizer, table: Sequen
     for parameter in table:
         if not parameter.ids or is_frozen(parameter.path, frozen_in(recipe, index)):
             continue
-        if optimizer.name in ("lamb", "adafactor"):
+        if optimizer.name in ("lamb", "adafactor", "stable-adamw"):
             raise UserError(
                 f"optimizer.name={optimizer.name}: needs the norm of all of {parameter.path}, but a step reads only "
                 "some rows; use adamw or adagrad, or freeze it"
@@ -171,7 +171,8 @@ def transformation_in(assembly: Assembly, index: int) -> optax.GradientTransform
     recipe = assembly.recipe
     frozen = frozen_in(recipe, index)
     trained = [parameter for parameter in assembly.table if not is_frozen(parameter.path, frozen)]
-    return transformation(optimizer_in(recipe, index), trained, recipe.model.vocab_size)
+    compute = assembly.model.program.compute
+    return transformation(optimizer_in(recipe, index), trained, recipe.model.vocab_size, compute)
 
 
 def same_training(recipe: Recipe, one: int, other: int) -> bool:

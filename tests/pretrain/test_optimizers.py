@@ -54,7 +54,7 @@ def matrices(tree):
     return jax.tree.map(lambda x: x.ndim >= 2, tree)
 
 
-def trained(optimizer, params, rate=0.01, form=lambda tree: tree):
+def trained(optimizer, params, rate=0.01, form=lambda tree: tree, steps=STEPS):
     """Parameters after a few updates with random gradients."""
 
     def advance(gradients, state, params):
@@ -63,13 +63,13 @@ def trained(optimizer, params, rate=0.01, form=lambda tree: tree):
 
     params, advance = form(params), jax.jit(advance)
     state = jax.jit(optimizer.init)(params)
-    for step in range(STEPS):
-        params, state = advance(form(random_tree(step, 10.0**-step)), state, params)
+    for step in range(steps):
+        params, state = advance(form(random_tree(step, 10.0 ** -(step % STEPS))), state, params)
     return jax.device_get(params)
 
 
-def trained_by_optax(optimizer, params):
-    return trained(optimizer, params, rate=-1.0, form=unstacked)
+def trained_by_optax(optimizer, params, steps=STEPS):
+    return trained(optimizer, params, rate=-1.0, form=unstacked, steps=steps)
 
 
 def assert_close(one, other):
@@ -101,34 +101,97 @@ def test_lamb_on_stacked_layers_is_lamb_on_each_layer():
     assert_close(unstacked(ours), trained_by_optax(theirs, params))
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.3])
-def test_adafactor_of_stacked_layers_is_transformers_on_each_layer_for_a_hundred_steps(decay):
-    """Of a padded table in the rows that are none."""
+def test_lion_is_optax_lion_for_fifty_steps_and_passes_over_one_that_is_not_finite():
+    params, lion = random_tree(99), transformation(Optimizer("lion", b1=0.8, b2=0.95, decay=0.3), TABLE, VOCAB)
+    theirs = optax.lion(0.01, b1=0.8, b2=0.95, weight_decay=0.3, mask=matrices)
+    assert_close(unstacked(trained(lion, params, steps=50)), trained_by_optax(theirs, params, steps=50))
+    assert_state_stays(lion, params)
 
-    def without_padding(tree):
-        for path, leaf in leaves(tree):
-            if path.endswith("tokens"):
-                leaf[VOCAB:] = 0
-        return tree
 
+def assert_state_stays(optimizer, params):
+    _, state = optimizer.update(params, optimizer.init(params), params)
+    _, after = optimizer.update(jax.tree.map(lambda leaf: leaf * np.nan, params), state, params, finite=False)
+    assert tiny.equal(after, state)
+
+
+def without_padding(tree):
+    for path, leaf in leaves(tree):
+        if path.endswith("tokens"):
+            leaf[VOCAB:] = 0
+    return tree
+
+
+def assert_follows_torch(optimizer, torch_optimizers, steps):
+    """On stacked layers, and on a padded table in the rows that are none.
+
+    torch_optimizers: {path: tensor} of every layer's parameters -> torch's optimisers of them, at a rate of 0.01.
+    """
     params = without_padding(random_tree(99))
-    chain = transformation(Optimizer("adafactor", decay=decay), TABLE, VOCAB)
+    chain = transformation(optimizer, TABLE, VOCAB)
     state, update = chain.init(params), jax.jit(chain.update)
     rows = lambda path: VOCAB if path.endswith("tokens") else None
-    of_torch = lambda tree: {path: torch.tensor(leaf[: rows(path)]) for path, leaf in tree}
-    theirs = of_torch(leaves(unstacked(params)))
-    groups = [{"params": [leaf]} | ({} if leaf.ndim > 1 else {"weight_decay": 0.0}) for leaf in theirs.values()]
-    optimizer = Adafactor(groups, lr=0.01, relative_step=False, scale_parameter=True, weight_decay=decay)
-    for step in range(100):
+    of_torch = lambda tree: {path: torch.tensor(leaf[: rows(path)]) for path, leaf in leaves(unstacked(tree))}
+    theirs = of_torch(params)
+    others = torch_optimizers(theirs)
+    for step in range(steps):
         gradients = without_padding(random_tree(step, 10.0 ** -(step % 3)))
         updates, state = update(gradients, state, params)
         params = jax.tree.map(lambda p, u: np.asarray(p - 0.01 * u), params, updates)
-        for path, gradient in of_torch(leaves(unstacked(gradients))).items():
+        for path, gradient in of_torch(gradients).items():
             theirs[path].grad = gradient
-        optimizer.step()
-    for path, leaf in of_torch(leaves(unstacked(params))).items():
+        for other in others:
+            other.step()
+    for path, leaf in of_torch(params).items():
         size = theirs[path].abs().max()
         np.testing.assert_allclose(leaf / size, theirs[path] / size, atol=1e-5, err_msg=path)
+
+
+def groups(tensors, decay):
+    """Parameter groups, of which only matrices decay."""
+    return [{"params": [leaf], "weight_decay": decay if leaf.ndim > 1 else 0.0} for leaf in tensors.values()]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_adafactor_of_stacked_layers_is_transformers_on_each_layer_for_a_hundred_steps(decay):
+    made = lambda leaves: [Adafactor(groups(leaves, decay), lr=0.01, relative_step=False, scale_parameter=True)]
+    assert_follows_torch(Optimizer("adafactor", decay=decay), made, steps=100)
+
+
+class StableAdamW(torch.optim.Optimizer):
+    """Wortsman et al. 2023, algorithm 2, with running means debiased as in Adam."""
+
+    def step(self):
+        for group in self.param_groups:
+            (leaf,), (b1, b2), epsilon = group["params"], group["betas"], group["eps"]
+            of = self.state[leaf] or {"step": 0, "v": torch.zeros_like(leaf), "u": torch.zeros_like(leaf)}
+            of["step"] += 1
+            of["v"] = b1 * of["v"] + (1 - b1) * leaf.grad
+            of["u"] = b2 * of["u"] + (1 - b2) * leaf.grad**2
+            v, u = of["v"] / (1 - b1 ** of["step"]), of["u"] / (1 - b2 ** of["step"])
+            rate = group["lr"] / max(1.0, (leaf.grad**2 / u.clamp(min=epsilon**2)).mean().sqrt().item())
+            leaf.sub_(rate * group["weight_decay"] * leaf + rate * v / (u.sqrt() + epsilon))
+            self.state[leaf] = of
+
+
+def test_stable_adamw_divides_each_layers_step_by_how_far_gradients_exceed_what_adam_expects():
+    adam = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3}
+    ours = Optimizer("stable-adamw", b1=0.8, b2=0.95, epsilon=1e-3, decay=0.3)
+    assert_follows_torch(ours, lambda leaves: [StableAdamW(groups(leaves, 0.3), adam)], steps=50)
+
+
+def test_muon_is_torch_muon_on_each_layers_matrices_and_adamw_on_the_rest(monkeypatch):
+    """torch rounds to bfloat16 for its products; here it does not."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+
+    def made(leaves):
+        of_layers = {path: leaf for path, leaf in leaves.items() if path.startswith("layers") and leaf.ndim == 2}
+        rest = groups({path: leaf for path, leaf in leaves.items() if path not in of_layers}, 0.3)
+        muon = torch.optim.Muon(of_layers.values(), lr=0.01, weight_decay=0.3, adjust_lr_fn="match_rms_adamw")
+        return [muon, torch.optim.AdamW(rest, lr=0.01, betas=(0.8, 0.95), eps=1e-3)]
+
+    muon = Optimizer("muon", b1=0.8, b2=0.95, epsilon=1e-3, decay=0.3)
+    assert_follows_torch(muon, made, steps=50)
+    assert_state_stays(transformation(muon, TABLE, VOCAB), random_tree(99))
 
 
 def test_lamb_keeps_a_matrix_of_zeros_moving():
