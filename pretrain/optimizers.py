@@ -204,12 +204,13 @@ def _orthogonal(matrix: Array, compute: DTypeLike) -> Array:
 
     On a mesh the matrix is gathered once; every device computes all of its products.
     """
-    x, (linear, cubic, quintic) = constrain(matrix.astype(compute), None, None), QUINTIC
+    whole, (linear, cubic, quintic) = lambda x: constrain(x, None, None), QUINTIC
+    x = whole(matrix.astype(compute))
     x = x.T if x.shape[0] > x.shape[1] else x
     x = x / jnp.maximum(jnp.linalg.norm(x), SMALLEST_NORM)
     for _ in range(ITERATIONS):
         gram = x @ x.T
-        x = linear * x + (cubic * gram + quintic * gram @ gram) @ x
+        x = whole(linear * x + (cubic * gram + quintic * gram @ gram) @ x)
     x = x.T if matrix.shape[0] > matrix.shape[1] else x
     return SIZE * max(matrix.shape) ** 0.5 * x.astype(matrix.dtype)
 

@@ -1,6 +1,7 @@
 """Optimisers against optax's, tensor by tensor."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +12,13 @@ import torch
 from transformers.optimization import Adafactor
 
 from models.core.parameters import LAYERS, decays, leaves, nest
+from models.core.program import Program
 from models.families.bert import FAMILY as BERT
 from models.families.electra import FAMILY as ELECTRA
 from models.families.registry import FAMILIES
 from pretrain import optimizers
 from pretrain.optimizers import Optimizer, clip, transformation
+from pretrain.training.assembly import assemble, initial_params, transformation_in
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny
 from tests.pretrain.fields import other, replaced
@@ -87,9 +90,7 @@ def test_adamw_is_optax_adamw_with_a_mask_for_biases_and_norms():
 def test_adagrad_is_optax_adagrad_and_passes_over_a_step_that_is_not_finite():
     params, adagrad = random_tree(99), transformation(Optimizer("adagrad", epsilon=1e-3, decay=0.0), TABLE, VOCAB)
     assert_close(trained(adagrad, params), trained(optax.adagrad(0.01, eps=1e-3), params, rate=-1.0))
-    state = adagrad.init(params)
-    _, after = adagrad.update(jax.tree.map(lambda leaf: leaf * np.nan, params), state, params, finite=False)
-    assert tiny.equal(after, state)
+    assert_state_stays(adagrad.update, adagrad.init(params), params)
 
 
 def test_lamb_on_stacked_layers_is_lamb_on_each_layer():
@@ -105,12 +106,11 @@ def test_lion_is_optax_lion_for_fifty_steps_and_passes_over_one_that_is_not_fini
     params, lion = random_tree(99), transformation(Optimizer("lion", b1=0.8, b2=0.95, decay=0.3), TABLE, VOCAB)
     theirs = optax.lion(0.01, b1=0.8, b2=0.95, weight_decay=0.3, mask=matrices)
     assert_close(unstacked(trained(lion, params, steps=50)), trained_by_optax(theirs, params, steps=50))
-    assert_state_stays(lion, params)
+    assert_state_stays(lion.update, lion.init(params), params)
 
 
-def assert_state_stays(optimizer, params):
-    _, state = optimizer.update(params, optimizer.init(params), params)
-    _, after = optimizer.update(jax.tree.map(lambda leaf: leaf * np.nan, params), state, params, finite=False)
+def assert_state_stays(update, state, params):
+    _, after = update(jax.tree.map(lambda leaf: leaf * np.nan, params), state, params, finite=False)
     assert tiny.equal(after, state)
 
 
@@ -135,15 +135,16 @@ def assert_follows_torch(optimizer, torch_optimizers, steps):
     others = torch_optimizers(theirs)
     for step in range(steps):
         gradients = without_padding(random_tree(step, 10.0 ** -(step % 3)))
-        updates, state = update(gradients, state, params)
+        updates, state = update(gradients, state, params, finite=True)
         params = jax.tree.map(lambda p, u: np.asarray(p - 0.01 * u), params, updates)
         for path, gradient in of_torch(gradients).items():
             theirs[path].grad = gradient
-        for other in others:
-            other.step()
+        for one in others:
+            one.step()
     for path, leaf in of_torch(params).items():
         size = theirs[path].abs().max()
         np.testing.assert_allclose(leaf / size, theirs[path] / size, atol=1e-5, err_msg=path)
+    assert_state_stays(update, state, params)
 
 
 def groups(tensors, decay):
@@ -189,9 +190,15 @@ def test_muon_is_torch_muon_on_each_layers_matrices_and_adamw_on_the_rest(monkey
         muon = torch.optim.Muon(of_layers.values(), lr=0.01, weight_decay=0.3, adjust_lr_fn="match_rms_adamw")
         return [muon, torch.optim.AdamW(rest, lr=0.01, betas=(0.8, 0.95), eps=1e-3)]
 
-    muon = Optimizer("muon", b1=0.8, b2=0.95, epsilon=1e-3, decay=0.3)
-    assert_follows_torch(muon, made, steps=50)
-    assert_state_stays(transformation(muon, TABLE, VOCAB), random_tree(99))
+    assert_follows_torch(Optimizer("muon", b1=0.8, b2=0.95, epsilon=1e-3, decay=0.3), made, steps=50)
+
+
+def test_muon_multiplies_in_the_programs_dtype():
+    assembly = assemble(tiny.bert(optimizer=Optimizer("muon")), Program("bfloat16"))
+    chain, shapes = transformation_in(assembly, 0), jax.eval_shape(lambda: initial_params(assembly))
+    traced = str(jax.make_jaxpr(chain.update)(shapes, jax.eval_shape(chain.init, shapes), shapes))
+    products = re.findall(r":(\w+)\[[\d,]+\] = dot_general", traced)
+    assert products and {*products} == {"bf16"}
 
 
 def test_lamb_keeps_a_matrix_of_zeros_moving():

@@ -187,6 +187,7 @@ def test_what_cannot_be_trained_by_rows_is_said():
     assert "optimizer.name=lamb: needs the norm of all of words, but a step reads only some rows; use" in lamb
     said = refused(objective=toys.NextOfGrams(bigrams=False))
     assert "phases.0: its batches lack bigrams or trigrams, the rows of bigrams (they have tokens); fr" in said
+    assert "optimizer.name=stable-adamw: needs the norm of all of words" in refused(optimizer=Optimizer("stable-adamw"))
     assemble(recipe(optimizer=Optimizer("lamb"), phases=(Phase(1.0, 16, 8, frozen=TABLES),)), Program())
 
 

@@ -27,6 +27,7 @@ from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.relative import attention_spec, relative_attention
 from models.blocks.layer import LayerSizes
 from models.core.noise import row_keys
+from models.core.parameters import Parameter
 from models.core.program import Program
 from models.core.sharding import placed_by
 from models.families import gpt2
@@ -34,6 +35,7 @@ from models.families.xlnet import both_masks
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.objective import Moment
+from pretrain.optimizers import Optimizer, transformation
 from pretrain.recipe import Phase
 from pretrain.training import placement
 from pretrain.training.assembly import assemble, initial_params, parameter_shapes
@@ -186,6 +188,27 @@ def test_what_a_device_holds_falls_with_fsdp_and_tensor_alone(name, mesh, alone)
     cut = ",".join(axis for axis in mesh.split("/")[0].split(",") if axis.startswith(("fsdp", "tensor")))
     least, most = SHARES[cut]
     assert least * whole <= held <= most * whole
+
+
+def test_muon_on_a_mesh_gathers_each_matrix_once_and_moves_it_like_one_device():
+    axes, rng = {"up": ("layers", "width", "feed_forward"), "down": ("layers", "feed_forward", "width")}, np.random
+    table = [Parameter(path, axes[path], {}) for path in axes]
+    params = {path: rng.default_rng(0).normal(size=size) for path, size in (("up", (3, 16, 32)), ("down", (3, 32, 16)))}
+    params, chain = jax.tree.map(np.float32, params), transformation(Optimizer("muon"), table, 1)
+    where = parameter_shardings(table, params, simulated.mesh_of("fsdp=2"))
+
+    def moved(params):
+        updates, _ = chain.update(params, chain.init(params), params)
+        return jax.tree.map(jnp.subtract, params, updates)
+
+    def on_mesh(params):
+        with placed_by(activation_rules(where["up"].mesh)):
+            return moved(params)
+
+    compiled = jax.jit(on_mesh, in_shardings=(where,), out_shardings=where).lower(params).compile()
+    found, alone = compiled(jax.device_put(params, where)), jax.jit(moved)(params)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), found, alone)
+    assert len(re.findall(r" (?:all|collective|reduce)-[a-z-]+\(", compiled.as_text())) == len(table)
 
 
 @pytest.mark.parametrize("mesh", ["data=8", "fsdp=8"])
