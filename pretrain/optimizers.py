@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from models.core.parameters import LAYERS, Parameter, Params, decays, leaves, nest
 from models.core.ranges import NOT_NEGATIVE, POSITIVE, RATE, SHARE, check_ranges
-from models.core.sharding import constrain
+from models.core.sharding import constrain, current_rules
 
 NAMES = ("adamw", "lamb", "adagrad", "adafactor", "lion", "stable-adamw", "muon")
 # Constants of Adafactor
@@ -191,28 +191,36 @@ def _scale_by_muon(
             if path in matrices:
                 towards = lambda mean, gradient=gradient: MOMENTUM * mean + (1 - MOMENTUM) * gradient
                 mu[path] = jnp.where(finite, towards(mu[path]), mu[path])
-                directions[path] = jax.lax.map(lambda matrix: _orthogonal(matrix, compute), towards(mu[path]))
+                directions[path] = _orthogonal(towards(mu[path]), compute)
         nu = dict(leaves(state.nu)) | dict(leaves(new.nu))
         return nest(directions), new._replace(mu=nest(mu), nu=nest(nu))
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _orthogonal(matrix: Array, compute: DTypeLike) -> Array:
-    """Return f[n, m] of the given matrix's singular vectors, but with singular values near 1, times 0.2 sqrt(max(n, m))
-    (Jordan et al. 2024; Liu et al. 2025, equation 4).
+def _orthogonal(stack: Array, compute: DTypeLike) -> Array:
+    """Return f[layers, n, m] of the singular vectors of each layer's matrix, with singular values near 1, times
+    0.2 sqrt(max(n, m)) (Jordan et al. 2024; Liu et al. 2025, equation 4).
 
-    On a mesh the matrix is gathered once; every device computes all of its products.
+    On a mesh each device along `fsdp` takes every so many layers, and receives their matrices whole.
     """
-    whole, (linear, cubic, quintic) = lambda x: constrain(x, None, None), QUINTIC
-    x = whole(matrix.astype(compute))
-    x = x.T if x.shape[0] > x.shape[1] else x
-    x = x / jnp.maximum(jnp.linalg.norm(x), SMALLEST_NORM)
-    for _ in range(ITERATIONS):
-        gram = x @ x.T
-        x = whole(linear * x + (cubic * gram + quintic * gram @ gram) @ x)
-    x = x.T if matrix.shape[0] > matrix.shape[1] else x
-    return SIZE * max(matrix.shape) ** 0.5 * x.astype(matrix.dtype)
+    layers, rows, columns = stack.shape
+    rules, (linear, cubic, quintic) = current_rules(), QUINTIC
+    devices = rules.mesh.shape["fsdp"] if rules else 1
+    whole = lambda x: constrain(x, LAYERS, None, None)
+
+    def orthogonal(matrices: Array) -> Array:  # [devices, rows, columns]
+        x = whole(matrices.astype(compute))
+        x = x.mT if rows > columns else x
+        x = x / jnp.maximum(jnp.linalg.norm(x, axis=(1, 2), keepdims=True), SMALLEST_NORM)
+        for _ in range(ITERATIONS):
+            gram = x @ x.mT
+            x = whole(linear * x + (cubic * gram + quintic * gram @ gram) @ x)
+        return (x.mT if rows > columns else x).astype(stack.dtype)
+
+    rounds = jnp.pad(stack, ((0, -layers % devices), (0, 0), (0, 0))).reshape(-1, devices, rows, columns)
+    directions = jax.lax.map(orthogonal, rounds).reshape(-1, rows, columns)[:layers]
+    return SIZE * max(rows, columns) ** 0.5 * directions
 
 
 def _scale_by_trust_ratio(table: list[Parameter]) -> optax.GradientTransformation:

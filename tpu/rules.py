@@ -31,6 +31,7 @@ PARAMETER_AXES: Mapping[str, tuple[str, ...]] = {
 }
 ACTIVATION_AXES: Mapping[str, tuple[str, ...]] = {
     "batch": ROWS,
+    "layers": ("fsdp",),
     "length": ("sequence",),
     "heads": ("tensor",),
     "feed_forward": ("tensor",),
