@@ -134,9 +134,9 @@ def _scale_by_signs(b1: float, b2: float) -> optax.GradientTransformationExtraAr
     """Compute Lion's direction (Chen et al. 2023, algorithm 2), with the state of `optax.scale_by_lion`."""
 
     def update(gradients: Params, state: optax.ScaleByLionState, params: Params, *, finite: Array | bool = True):
-        mean = lambda rate: lambda m, g: rate * m + (1 - rate) * g
-        direction = jax.tree.map(lambda m, g: jnp.sign(mean(b1)(m, g)), state.mu, gradients)
-        mu = jax.tree.map(lambda m, g: jnp.where(finite, mean(b2)(m, g), m), state.mu, gradients)
+        mean = lambda rate, m, g: rate * m + (1 - rate) * g
+        direction = jax.tree.map(lambda m, g: jnp.sign(mean(b1, m, g)), state.mu, gradients)
+        mu = jax.tree.map(lambda m, g: jnp.where(finite, mean(b2, m, g), m), state.mu, gradients)
         return direction, optax.ScaleByLionState(state.count + jnp.where(finite, 1, 0), mu)
 
     return optax.GradientTransformationExtraArgs(optax.scale_by_lion().init, update)
@@ -183,15 +183,15 @@ def _scale_by_muon(
         return state._replace(nu=jax.tree_util.tree_map_with_path(kept, state.nu))
 
     def update(gradients: Params, state: optax.ScaleByAdamState, params: Params, *, finite: Array | bool = True):
+        mean = lambda m, g: MOMENTUM * m + (1 - MOMENTUM) * g
         rest = lambda tree: nest({path: leaf for path, leaf in leaves(tree) if path not in matrices})
         of_rest = state._replace(mu=rest(state.mu), nu=rest(state.nu))
         by_adam, new = adam.update(rest(gradients), of_rest, rest(params), finite=finite)
         directions, mu = dict(leaves(by_adam)), dict(leaves(state.mu)) | dict(leaves(new.mu))
         for path, gradient in leaves(gradients):
             if path in matrices:
-                towards = lambda mean, gradient=gradient: MOMENTUM * mean + (1 - MOMENTUM) * gradient
-                mu[path] = jnp.where(finite, towards(mu[path]), mu[path])
-                directions[path] = _orthogonal(towards(mu[path]), compute)
+                mu[path] = jnp.where(finite, mean(mu[path], gradient), mu[path])
+                directions[path] = _orthogonal(mean(mu[path], gradient), compute)
         nu = dict(leaves(state.nu)) | dict(leaves(new.nu))
         return nest(directions), new._replace(mu=nest(mu), nu=nest(nu))
 

@@ -31,7 +31,7 @@ PARAMETER_AXES: Mapping[str, tuple[str, ...]] = {
 }
 ACTIVATION_AXES: Mapping[str, tuple[str, ...]] = {
     "batch": ROWS,
-    "layers": ("fsdp",),
+    "layers": ("fsdp",),  # of what is computed for each layer alone, by Muon
     "length": ("sequence",),
     "heads": ("tensor",),
     "feed_forward": ("tensor",),

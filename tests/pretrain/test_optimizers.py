@@ -193,6 +193,12 @@ def test_muon_is_torch_muon_on_each_layers_matrices_and_adamw_on_the_rest(monkey
     assert_follows_torch(Optimizer("muon", b1=0.8, b2=0.95, epsilon=1e-3, decay=0.3), made, steps=50)
 
 
+def test_muons_own_rule_is_for_the_kernels_of_layers_alone():
+    for family in FAMILIES.values():
+        for row in family.every_parameter(family.sizes["tiny"]):
+            assert optimizers._is_matrix(row) == ("layers/" in row.path and row.path.endswith("kernel")), row.path
+
+
 def test_muon_multiplies_in_the_programs_dtype():
     assembly = assemble(tiny.bert(optimizer=Optimizer("muon")), Program("bfloat16"))
     chain, shapes = transformation_in(assembly, 0), jax.eval_shape(lambda: initial_params(assembly))
