@@ -204,7 +204,7 @@ class EncoderDecoder(WithHeads):
         return self.token_logits(hidden), self.apply_heads(hidden)
 
 
-def written(shape: Shape) -> int:
+def decoder_length(shape: Shape) -> int:
     """Return how many tokens the decoder reads; without a target length those that the encoder reads."""
     return getattr(shape, "target_length", shape.length)
 
@@ -212,7 +212,7 @@ def written(shape: Shape) -> int:
 def attentions(config: Any, shape: Shape, memory: int) -> list[Attention]:
     """Return the attentions that a kernel may compute: self-attention of encoder and decoder, and cross-attention."""
     sizes = layer_sizes(config)
-    target = attention_of(sizes, written(shape))._replace(whole=True)
+    target = attention_of(sizes, decoder_length(shape))._replace(whole=True)
     within = attention_of(sizes, shape.length), target._replace(causal=True)
     if hasattr(config, "buckets"):
         within = [attention._replace(biased=True, by_distance=True) for attention in within]
@@ -221,7 +221,7 @@ def attentions(config: Any, shape: Shape, memory: int) -> list[Attention]:
 
 def seen(config: Any, shape: Shape) -> float:
     """Return the share of the (query, key) pairs of both stacks that the decoder's causal mask leaves visible."""
-    length, target = shape.length, written(shape)
+    length, target = shape.length, decoder_length(shape)
     others = config.depth * length**2 + config.decoder_depth * length * target
     causal = config.decoder_depth * target * (target + 1) / 2
     return (others + causal) / (others + config.decoder_depth * target**2)

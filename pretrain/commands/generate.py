@@ -74,12 +74,11 @@ def main(arguments: Sequence[str]) -> int:
     mesh = row_mesh(devices, [1]) if options.mesh is None else named_mesh(options.mesh, devices)
     check_whole_rows(options.mesh, mesh)
     opened = open_model(options.run, options.step, mesh, options.best)
-    writes = isinstance(opened.module, ClozeWriter)  # and fills masks
-    masked = {len(_pieces(opened.tokenizer, prompt)) > 1 for prompt in prompts} if writes else {False}
-    writes = writes and False in masked
+    both = isinstance(opened.module, ClozeWriter)  # fills masks, and writes after prompts without
+    masked = {len(_pieces(opened.tokenizer, prompt)) > 1 for prompt in prompts} if both else set()
     if len(masked) > 1:
         raise UserError("prompts with a [MASK] are filled, and after others a text is written: give only one kind")
-    if fills(opened.module) and not writes:
+    if fills(opened.module) and masked != {False}:
         if useless := _for_texts_only(options):
             raise UserError(f"{', '.join(useless)}: no effect on a model that fills masks; leave them out")
         _print_fillings(options, opened, prompts)
