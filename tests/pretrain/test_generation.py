@@ -100,6 +100,7 @@ SEARCHES = [
     ("gpt2", {"early_stopping": "never"}),
     ("t5", {"length_penalty": 0.5, "no_repeat_ngram_size": 2}),
     ("bart", {"length_penalty": 0.5, "no_repeat_ngram_size": 3}),
+    ("transformer", {"length_penalty": 0.6}),
 ]
 
 
