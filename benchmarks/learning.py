@@ -12,6 +12,9 @@ document hash. Each run has one core to itself, as many run at once as there are
                 on the same tokens
     noises      BART with each of its noises, beside copying: a guess by how often a token stands in the input, mixed
                 with frequencies at the rate that suits the held-out rows best
+    units       BERT whose masks are pieces, words or spans of words, each also on rows masked by pieces and by words
+    copies      BERT with new masks in every epoch, and with ten fixed ones of each row, or one
+    optimizers  BERT by AdamW, StableAdamW, Muon and Lion, and the step at which each reaches AdamW's last loss
     cloze       UniLM, whose predictions from left to right are beside a Kneser-Ney trigram of the same tokens, which
                 sees what is masked before them
 The table has all held-out figures, cross-entropy in nats, where frequencies give one too that in brackets. `python -m
@@ -34,7 +37,9 @@ from benchmarks.wikitext2 import Training, cadence, corpus, train
 from data_pipelines.command_line import end_with, parse, unknown
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.examples.masking import Masking
 from pretrain.commands.platform import prepare
+from pretrain.objectives.masked_language_model import MaskedLanguageModel
 
 # 2 million words do not fill a vocabulary of more than a few thousand pieces.
 VOCABULARY = 2048
@@ -148,11 +153,24 @@ def below_the_trigram_at_masks(run: Trained, corpus: Corpus) -> dict[str, str]:
     return {"Kneser-Ney trigram": f"{-np.log(likely).mean():.3f}", "tokens": f"{len(grams):,}"}
 
 
+def by_pieces_and_words(run: Trained, corpus: Corpus) -> dict[str, str]:
+    """Losses at single masked pieces, and at masked whole words."""
+    recipe, found = run.assembly.recipe, {}
+    for unit in ("token", "word_starts"):
+        objective = MaskedLanguageModel(recipe.objective.layout, next_sentence=False, masking=Masking(unit=unit))
+        other = run.assembly._replace(recipe=dataclasses.replace(recipe, objective=objective))
+        found[f"mlm at {unit}"] = f"{run.evaluate(other, 1024)['mlm_loss']:.3f}"
+    return found
+
+
 _PAIR_ROWS = "--phases.0.length 64 --phases.0.batch-size 32 --optimizer.name adamw "
 _STREAM = "--phases.0.length 32 --phases.0.batch-size 16 --model.memory "
 # A second moment that remembers longer where batches are small.
 _DECODER = "--phases.0.length 256 --phases.0.batch-size 4 --optimizer.b2 0.99 --schedule.name warmup-stable-decay "
 _DECODER += "--schedule.peak 1e-3 --schedule.warmup 0.05 --schedule.decay 0.3 "
+_MASKED = "--objective.no-next-sentence --objective.layout packed-sentences "
+_GEOMETRIC = "--objective.masking.ngrams " + " ".join(f"{0.2 * 0.8**n:.4f}" for n in range(10))
+_WORDS = "--objective.masking.unit word_starts "
 _ALONE = "--objective.noises.permute 0 --objective.noises.infill 0 --objective.noises.{}"
 STUDIES = {
     "detection": Study(
@@ -204,6 +222,37 @@ STUDIES = {
         },
         beside_copying,
     ),
+    "units": Study(
+        "wordpiece",
+        SHARED + SLOWLY + _PAIR_ROWS + _MASKED,
+        {
+            "pieces": Run("bert-tiny"),
+            "whole words": Run("bert-tiny", _WORDS),
+            "spans": Run("bert-tiny", _WORDS + _GEOMETRIC),
+        },
+        by_pieces_and_words,
+    ),
+    "copies": Study(
+        "wordpiece",
+        SHARED + SLOWLY + _PAIR_ROWS + _MASKED,
+        {
+            "new": Run("bert-tiny"),
+            "ten": Run("bert-tiny", "--objective.masking.copies 10"),
+            "one": Run("bert-tiny", "--objective.masking.copies 1"),
+        },
+    ),
+    "optimizers": Study(
+        "wordpiece",
+        SHARED + "--phases.0.length 64 --phases.0.batch-size 32 --schedule.warmup 0.1 " + _MASKED,
+        {
+            "adamw": Run("bert-tiny", "--optimizer.name adamw --schedule.peak 1e-3"),
+            "stable-adamw": Run("bert-tiny", "--optimizer.name stable-adamw --schedule.peak 1e-3"),
+            "muon": Run("bert-tiny", "--optimizer.name muon --schedule.peak 1e-3"),
+            "muon, twice the rate": Run("bert-tiny", "--optimizer.name muon --schedule.peak 2e-3"),
+            "adamw, twice the rate": Run("bert-tiny", "--optimizer.name adamw --schedule.peak 2e-3"),
+            "lion": Run("bert-tiny", "--optimizer.name lion --optimizer.b2 0.99 --schedule.peak 1e-4"),
+        },
+    ),
     "cloze": Study(
         "wordpiece",
         SHARED + "--phases.0.length 64 --phases.0.batch-size 16",
@@ -218,7 +267,7 @@ class Options:
     """Train each model of a study with each seed, and write what it reached."""
 
     study: Annotated[str, tyro.conf.Positional]
-    """detection, memory, pairs, counting, noises or cloze."""
+    """detection, memory, pairs, counting, noises, units, copies, optimizers or cloze."""
     wikitext2: Path
     """Folder with train.txt and valid.txt."""
     only: tuple[str, ...] = ()

@@ -35,6 +35,7 @@ from pretrain.objectives.objective import Objective, Phase, Task, Teacher
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 from pretrain.objectives.sequence_to_sequence import SequenceToSequence
+from pretrain.objectives.span_boundary import SpanBoundaryObjective
 from pretrain.objectives.unified_language_model import UnifiedLanguageModel
 from pretrain.optimizers import Optimizer
 from pretrain.schedules import Numbers, Schedule, learning_rate, numbers
@@ -47,6 +48,7 @@ OBJECTIVES = {
     "permutation-language-model": PermutationLanguageModel,
     "replaced-token-detection": ReplacedTokenDetection,
     "sequence-to-sequence": SequenceToSequence,
+    "span-boundary": SpanBoundaryObjective,
     "unified-language-model": UnifiedLanguageModel,
 }  # by their names in recipe.json
 LEAST = 0.1  # lowest learning rate with which an extended run continues, as a share of the peak

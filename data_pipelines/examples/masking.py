@@ -2,8 +2,8 @@
 
 In every row exactly k = max(1, round(rate * maskable tokens)) tokens are chosen: single tokens, units (whole words, or
 spans that begin where another field of the corpus says) or n-grams of units. Of the chosen tokens a share becomes
-[MASK], a share becomes a random token, and the rest stays. ELECTRA's generator uses mask 0.85 and random 0 (Clark et
-al. 2020, appendix A).
+[MASK], a share becomes a random token, and the rest stays: each token by itself, or a unit or a span as a whole
+(`Masking.fate`). ELECTRA's generator uses mask 0.85 and random 0 (Clark et al. 2020, appendix A).
 
 For n-grams (ALBERT, Lan et al. 2019, section 4.1) a row's words are cut into runs, each of n words with n drawn by
 `Masking.ngrams`; runs end early at special tokens. Then runs are chosen as words are: in random order, each if it fits
@@ -23,9 +23,10 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import Feature, RowLayout
 
-# Streams of a row's draws: changing a number changes the rows. `SEGMENTS` is for pairs; layouts may add more, from 4 on
-TOKENS, FATE, SEGMENTS, SIZES = range(4)
+# Streams of a row's draws: changing a number changes the rows. `SEGMENTS` is for pairs
+TOKENS, FATE, SEGMENTS, SIZES, PICKS = range(5)
 TOKEN = "token"  # the unit for which each token is a unit
+FATES = TOKEN, "unit", "span"
 SHORT = 512  # longest rows whose order fits 32 bits: 23 of a hash, 9 of the position
 
 
@@ -40,6 +41,9 @@ class Masking:
     """What is chosen as a whole: `token`, or a field of the corpus that marks where units begin, such as `word_starts`;
     then fewer tokens may be chosen, if no remaining unit is small enough."""
     ngrams: tuple[float, ...] = ()  # weights of n = 1, 2, ..: choose n consecutive units at a time; none: one unit
+    fate: str = TOKEN
+    """What becomes [MASK], random or stays as a whole: a `token`, a `unit`, or a `span`, neighbours that are all
+    predicted (Joshi et al. 2020, section 3.1)."""
     copies: int = 0  # static masking: fixed copies of each row that epochs use in turn; 0: new in each epoch
 
     def __post_init__(self):
@@ -55,6 +59,8 @@ class Masking:
                 f"objective.masking.ngrams={self.ngrams}: must be weights of at least 0 with a sum above 0 "
                 "(ALBERT: 1 0.5 0.3333)"
             )
+        if self.fate not in FATES:
+            raise UserError(f"objective.masking.fate={self.fate!r}: use one of {', '.join(FATES)}")
         if not 0 <= self.copies < 2**31:
             raise UserError(
                 f"objective.masking.copies={self.copies}: must be at least 0 (always new) and below 2**31 (BERT: 10)"
@@ -168,6 +174,7 @@ def mask(
     slots = predictions(length, masking.rate)
     wanted = np.maximum(np.rint(masking.rate * available).astype(np.int64), 1)
     wanted = np.minimum(np.minimum(wanted, available), slots)
+    units = starts
     if masking.ngrams:
         starts = _run_starts(masking.ngrams, keys, maskable, True if starts is None else starts)
     if starts is None:
@@ -178,7 +185,13 @@ def mask(
     positions *= used
     flat = positions + np.arange(0, batch * length, length)[:, None]  # into tokens.ravel()
     targets = tokens.ravel()[flat] * used
-    tokens.ravel()[flat[used]] = _corrupted(masking, special, keys, targets)[used]
+    begins = None
+    if masking.fate != TOKEN:
+        begins = np.ones(positions.shape, bool)
+        np.not_equal(positions[:, 1:], positions[:, :-1] + 1, out=begins[:, 1:])
+        if masking.fate == "unit":
+            begins |= True if units is None else units.ravel()[flat]
+    tokens.ravel()[flat[used]] = _corrupted(masking, special, keys, targets, begins)[used]
     return {
         "prediction_positions": positions.astype(np.int32),
         "prediction_targets": targets,
@@ -186,15 +199,22 @@ def mask(
     }
 
 
-def _corrupted(masking, special, keys, targets):
-    """Return what the chosen tokens become: int32 [batch, slots]."""
-    fate = noise.bits(keys, noise.counters(FATE, targets.shape[1]))
+def _corrupted(masking, special, keys, targets, begins):
+    """Return what the chosen tokens become: int32 [batch, slots]. begins: bool, the slots that share no fate with the
+    one before; None if none does."""
+    slots = targets.shape[1]
+    fate = noise.bits(keys, noise.counters(FATE, slots))
+    if begins is not None:
+        first = np.maximum.accumulate(np.where(begins, np.arange(slots), 0), axis=1)
+        fate = np.take_along_axis(fate, first, axis=1)
     masked, random = round(masking.mask * 2**32), round((masking.mask + masking.random) * 2**32)
     corrupted = targets.copy()
     np.copyto(corrupted, special.mask, where=fate < masked)
     drawn = np.flatnonzero((fate >= masked) & (fate < random))
-    # Between the two limits the draw is uniform, so it also picks the token
-    choice = (fate.ravel()[drawn] - np.int64(masked)) * len(special.ordinary) // (random - masked)
+    if begins is None:  # between the two limits the draw is uniform, so it also picks the token
+        choice = (fate.ravel()[drawn] - np.int64(masked)) * len(special.ordinary) // (random - masked)
+    else:
+        choice = noise.below(noise.bits(keys, noise.counters(PICKS, slots)).ravel()[drawn], len(special.ordinary))
     corrupted.ravel()[drawn] = special.ordinary[choice]
     return corrupted
 

@@ -34,17 +34,19 @@ class WithHeads(nn.Module):
         for head in self.heads:
             setattr(self, head.name, head.module(self.config, self.program))
 
-    def apply_head(self, name: str, hidden: Array, noise: Noise = None) -> Array:
+    def apply_head(self, name: str, hidden: Array, noise: Noise = None, **beside: Array) -> Array:
         """Apply the head of this name to hidden [rows, n, width], or [rows, width] of one position.
 
-        noise: u32[rows, 2], switches the dropout of task heads on.
+        noise: u32[rows, 2], switches the dropout of task heads on.   beside: what else the head reads.
         """
         read = {head.name: head.reads for head in self.heads}
         if name not in read:
             raise ValueError(f"there is no head {name!r}: this model has {', '.join(read) or 'none'}")
         hidden = self.apply_head(read[name], hidden) if read[name] else hidden
         head = getattr(self, name)
-        return head(hidden, noise) if isinstance(head, TaskHead | Crf) else head(hidden, self.embeddings.tokens)
+        return (
+            head(hidden, noise) if isinstance(head, TaskHead | Crf) else head(hidden, self.embeddings.tokens, **beside)
+        )
 
     def token_logits(self, hidden: Array) -> Array:
         """Return the logits f32[rows * n, padded vocab] of the masked-token head for hidden [rows, n, width]."""

@@ -19,6 +19,7 @@ from models.blocks.heads import (
     task_head,
     token_head,
 )
+from models.blocks.span_boundary import boundary_head
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,7 @@ FAMILY = encoder_family(
         token_head("cls.predictions"),
         pooler("bert.pooler.dense"),
         pair_head("cls.seq_relationship"),
+        boundary_head(),
         task_head(CLASSIFIER, "classifier", reads=POOLER),
         *WORD_HEADS,
         pooled_choice(),

@@ -87,6 +87,27 @@ def test_random_tokens_come_from_the_whole_vocabulary_alike_but_the_special():
     assert abs(chi_square - 994) < 5 * 44.6
 
 
+@pytest.mark.parametrize("fate", ["unit", "span"])
+def test_units_and_spans_are_masked_replaced_or_kept_as_a_whole(fate):
+    tokens, maskable, word_starts = rows(3000, 128)
+    batch = masked(Masking(unit="word_starts", ngrams=MACBERT, fate=fate), tokens, maskable, word_starts)
+    where = chosen(batch)
+    before = np.pad(where[:, :-1], ((0, 0), (1, 0)))
+    begins = where & (~before | word_starts) if fate == "unit" else where & ~before
+    whole = np.cumsum(begins.ravel())[where.ravel()] - 1  # number of each chosen token's unit or span
+    after, of_text = batch["tokens"][where], tokens[where]
+    counts = np.zeros((3, begins.sum()), int)  # tokens that are masked, kept, random
+    kinds = np.where(after == SPECIAL.mask, 0, np.where(after == of_text, 1, 2))
+    np.add.at(counts, (kinds, whole), 1)
+    sizes, number = counts.sum(axis=0), begins.sum()
+    by_chance = 5 * np.sqrt(number / len(SPECIAL.ordinary)) + number / len(SPECIAL.ordinary)  # random, yet the same
+    assert (counts.max(axis=0) != sizes).sum() <= by_chance
+    for share, kind in zip((0.8, 0.1, 0.1), counts, strict=True):
+        assert abs((kind == sizes).mean() - share) <= 5 * np.sqrt(share * (1 - share) / number) + 1e-3
+    drawn_alike = (after[1:] == after[:-1]) & (kinds[1:] == 2) & (whole[1:] == whole[:-1])
+    assert drawn_alike.sum() <= 5 + 5 * len(after) / len(SPECIAL.ordinary)
+
+
 def drawn(key, stream, number):
     """The random bits of one counter of a row's stream, as a Python integer."""
     return int(noise.bits(key, noise.counters(stream, number + 1)[-1:])[0])

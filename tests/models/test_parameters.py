@@ -10,6 +10,7 @@ import pytest
 from models.blocks.crf import CRF
 from models.blocks.embeddings import padded_vocab
 from models.blocks.heads import TAGGER
+from models.blocks.span_boundary import BOUNDARY
 from models.core.parameters import LAYERS, count, decays, leaves, nest
 from models.families import albert
 from models.families.registry import FAMILIES
@@ -81,7 +82,7 @@ def test_the_table_lists_every_parameter_once_and_axes_name_every_dimension(name
 @pytest.mark.parametrize(("family", "config"), SIZES)
 def test_every_parameter_has_names_in_a_checkpoint_and_no_class_one_twice(family, config):
     nameless = [row for head in family.heads if head.is_nameless for row in head.parameters]
-    assert {row.path.split("/")[0] for row in nameless} <= {CRF, TAGGER}
+    assert {row.path.split("/")[0] for row in nameless} <= {BOUNDARY, CRF, TAGGER}
     for parameter in family.every_parameter(config):
         assert bool(parameter.hf) == bool(family.hf and parameter not in nameless), parameter.path
         assert set(parameter.hf) <= set(family.hf), parameter.path

@@ -12,6 +12,7 @@ OTHERS = {
     "permuting.reuse_len": [10], "permuting.k": [5], "permuting.context": [3], "permuting.perm_size": [4],
     "optimizer.name": ["lamb"], "schedule.name": ["cosine"], "schedule.steps": [15],
     "frozen": [("embeddings", "pooler")], "masking.unit": ["word_starts", "token"],
+    "masking.fate": ["span", "unit"],
 }  # fmt: skip
 
 OF_STAGES = ("objective", "optimizer", "schedule", "frozen", "tasks", "rates")

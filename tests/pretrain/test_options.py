@@ -45,6 +45,7 @@ ELSEWHERE = {
     "mixture": "test_data",
     "objective.evaluation_memory": "test_memory",
     "objective.masking.copies": "test_layouts",
+    "objective.masking.fate": "test_masking",
     "objective.corruption.density": "test_span_corruption",
     "objective.corruption.span": "test_span_corruption",
     "objective.start": "test_sequence_to_sequence",
