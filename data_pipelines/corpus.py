@@ -4,7 +4,7 @@ A corpus is a folder written by `python -m data_pipelines prepare`:
 
     manifest.json                       version, fingerprint, vocabulary, special tokens, fields, the parts' summaries
     tokenizer/                          Hugging Face tokenizer files
-    tables/FIELD.npy                    [vocab], a field that is looked up by token
+    tables/FIELD.npy                    [vocab], a field that is looked up by token; `similar_words.py` has two others
     plans/                              for `prepare` alone: the files whose text the corpus has
     parts/000000/                       no document crosses parts
         summary.json                    sizes, hashes
@@ -40,6 +40,7 @@ from data_pipelines.errors import PassingError, UserError
 from data_pipelines.fetch import Copy, cache, open_copy
 from data_pipelines.manifest import PartEntry
 from data_pipelines.processes import over_parts
+from data_pipelines.similar_words import WORDS
 from data_pipelines.store.fields import BY_TOKEN_BEFORE, STORED, TEXT
 
 OPEN_FILES, FILES_OF_A_PART = 1024, 4  # open files besides the parts'; maps of a part
@@ -165,7 +166,7 @@ class Corpus:
         return UserError(f"corpus {self.source}: {what} has changed since it was prepared; {cure}")
 
     def table(self, field: str) -> np.ndarray:
-        """Return the values of a field that is looked up by token: [vocab, ...]."""
+        """Return the values of a field that is looked up by token, [vocab, ...], or another table."""
         if field not in self._tables:
             name = f"tables/{field}.npy"
             self._check(name, self.path / name, manifests.files_of(self.manifest)[name])
@@ -380,6 +381,7 @@ def _meaning(corpus: Corpus) -> dict[str, Any]:
         "splitting into words": written.get("pre_tokenizer"),
         "merges or scores": written.get("model"),
         "added tokens": written.get("added_tokens"),
+        "similar words": corpus.manifest.get("tables", {}).get(f"tables/{WORDS}.npy"),
     }
 
 

@@ -3,7 +3,8 @@
 In every row exactly k = max(1, round(rate * maskable tokens)) tokens are chosen: single tokens, units (whole words, or
 spans that begin where another field of the corpus says) or n-grams of units. Of the chosen tokens a share becomes
 [MASK], a share becomes a random token, and the rest stays: each token by itself, or a unit or a span as a whole
-(`Masking.fate`). ELECTRA's generator uses mask 0.85 and random 0 (Clark et al. 2020, appendix A).
+(`Masking.fate`). ELECTRA's generator uses mask 0.85 and random 0 (Clark et al. 2020, appendix A). MacBERT has similar
+words in place of [MASK] (`Masking.similar`).
 
 For n-grams (ALBERT, Lan et al. 2019, section 4.1) a row's words are cut into runs, each of n words with n drawn by
 `Masking.ngrams`; runs end early at special tokens. Then runs are chosen as words are: in random order, each if it fits
@@ -22,6 +23,7 @@ from data_pipelines import noise
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import Feature, RowLayout
+from data_pipelines.similar_words import TABLES, SimilarWords
 
 # Streams of a row's draws: changing a number changes the rows. `SEGMENTS` is for pairs
 TOKENS, FATE, SEGMENTS, SIZES, PICKS = range(5)
@@ -44,6 +46,9 @@ class Masking:
     fate: str = TOKEN
     """What becomes [MASK], random or stays as a whole: a `token`, a `unit`, or a `span`, neighbours that are all
     predicted (Joshi et al. 2020, section 3.1)."""
+    similar: bool = False
+    """Let a unit become a similar word of the corpus's list, not [MASK], or random tokens if it has none (Cui et al.
+    2020, section 3.2)."""
     copies: int = 0  # static masking: fixed copies of each row that epochs use in turn; 0: new in each epoch
 
     def __post_init__(self):
@@ -61,6 +66,10 @@ class Masking:
             )
         if self.fate not in FATES:
             raise UserError(f"objective.masking.fate={self.fate!r}: use one of {', '.join(FATES)}")
+        if self.similar and self.fate != "unit":
+            raise UserError(
+                f"objective.masking.similar=True with fate={self.fate!r}: units become similar words; use fate='unit'"
+            )
         if not 0 <= self.copies < 2**31:
             raise UserError(
                 f"objective.masking.copies={self.copies}: must be at least 0 (always new) and below 2**31 (BERT: 10)"
@@ -68,19 +77,27 @@ class Masking:
 
 
 class SpecialTokens(NamedTuple):
-    """Ids that the layouts and the masking put in, and the ids to draw random tokens from (int32 [m])."""
+    """Ids that the layouts and the masking put in, the ids to draw random tokens from (int32 [m]), and the similar
+    words of a corpus that has any."""
 
     pad: int
     cls: int
     sep: int
     mask: int
     ordinary: np.ndarray
+    similar: SimilarWords | None = None
 
     @classmethod
     def of(cls, corpus: Corpus) -> "SpecialTokens":
         """Return a corpus's ids. Raises UserError if its tokenizer lacks one."""
         ids = corpus.require("pad", "cls", "sep", "mask")
-        return cls(*ids, ordinary_tokens(corpus))
+        similar = SimilarWords(*map(corpus.table, TABLES)) if has_similar_words(corpus) else None
+        return cls(*ids, ordinary_tokens(corpus), similar)
+
+
+def has_similar_words(corpus: Corpus) -> bool:
+    """Return whether a corpus was prepared with similar words."""
+    return f"tables/{TABLES[0]}.npy" in corpus.manifest.get("tables", {})
 
 
 def ordinary_tokens(corpus: Corpus) -> np.ndarray:
@@ -131,6 +148,11 @@ class MaskedRows(RowLayout):
             raise UserError(
                 f"objective.masking.unit={self.masks.unit!r}: corpus {corpus.path} has no field by token that marks "
                 f"where such units begin; use one of {', '.join(units)}"
+            )
+        if self.masks.similar and not has_similar_words(corpus):
+            raise UserError(
+                f"objective.masking.similar=True: corpus {corpus.path} has no similar words; prepare it with "
+                "--similar-words FILE"
             )
 
     def masked(
@@ -207,14 +229,23 @@ def _corrupted(masking, special, keys, targets, begins):
     if begins is not None:
         first = np.maximum.accumulate(np.where(begins, np.arange(slots), 0), axis=1)
         fate = np.take_along_axis(fate, first, axis=1)
+        picks = noise.bits(keys, noise.counters(PICKS, slots))
     masked, random = round(masking.mask * 2**32), round((masking.mask + masking.random) * 2**32)
     corrupted = targets.copy()
-    np.copyto(corrupted, special.mask, where=fate < masked)
-    drawn = np.flatnonzero((fate >= masked) & (fate < random))
+    is_random = (fate >= masked) & (fate < random)
+    if masking.similar:
+        where = np.flatnonzero(fate < masked)
+        starts = np.flatnonzero(begins.ravel()[where])
+        draws = picks.ravel()[where[starts]]
+        corrupted.ravel()[where], found = special.similar.of(targets.ravel()[where], starts, draws)
+        is_random.ravel()[where] = ~found
+    else:
+        np.copyto(corrupted, special.mask, where=fate < masked)
+    drawn = np.flatnonzero(is_random)
     if begins is None:  # between the two limits the draw is uniform, so it also picks the token
         choice = (fate.ravel()[drawn] - np.int64(masked)) * len(special.ordinary) // (random - masked)
     else:
-        choice = noise.below(noise.bits(keys, noise.counters(PICKS, slots)).ravel()[drawn], len(special.ordinary))
+        choice = noise.below(picks.ravel()[drawn], len(special.ordinary))
     corrupted.ravel()[drawn] = special.ordinary[choice]
     return corrupted
 

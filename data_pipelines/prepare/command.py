@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from data_pipelines import cloud
+from data_pipelines import cloud, similar_words
 from data_pipelines.durable import FULL
 from data_pipelines.errors import AGAIN, PassingError, UserError
 from data_pipelines.formats import table
@@ -33,6 +33,7 @@ from data_pipelines.processes import cores
 from data_pipelines.progress import busy
 from data_pipelines.store.files import is_whole
 from data_pipelines.store.job import check_added, planned
+from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers import prefixes, stored
 from data_pipelines.tokenizers.made import with_end, with_sentinels
 from data_pipelines.tokenizers.table import KINDS
@@ -166,6 +167,8 @@ def _make_tokenizer(options, sources, found, before, runner_options, console: Co
         made = with_end(made) if options.end_of_text else made
         made, size = with_sentinels(made, options.sentinels) if options.sentinels else made, None
         made = prefixes.found(made, values) if name == CODE else prefixes.added(made, name, values)
+    if options.similar_words:
+        similar_words.made(Path(options.similar_words), Encoder(made.tokenizer), made.special.get("unk"))
     with tempfile.TemporaryDirectory() as folder:
         stored.save(made, Path(folder))
         return partial.read_texts(Path(folder)), made.special, size

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from data_pipelines import cloud
+from data_pipelines import cloud, similar_words
+from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import Problems
 from data_pipelines.manifest import total
@@ -25,6 +26,7 @@ from data_pipelines.store.parts import part_name
 from data_pipelines.text.steps import check_steps
 
 PARTS = 16  # in which unknown tokens are counted
+SAMPLE, FEW = 1 << 20, 0.01  # tokens whose words are looked up; a share of them that should be mended
 
 
 def finish(work: Work, state: partial.State, before: dict | None, console: Console) -> dict:
@@ -44,7 +46,8 @@ def finish(work: Work, state: partial.State, before: dict | None, console: Conso
     with partial.workroom(out) as folder:
         made = Path(folder)
         shutil.copytree(work.tokenizer.parent, made / "tokenizer")
-        write_tables(made, work.job, word_starts_of(read_encoder(work.tokenizer))[1])
+        if before is None:
+            write_tables(made, _tables(work, state))
         manifest = manifest_of(made, summaries, work.job, state.special, before, **_described(work, state, before))
         for stage in manifest["stages"]:
             manifest["counts"].merge(stage["left_out"])
@@ -62,6 +65,19 @@ def finish(work: Work, state: partial.State, before: dict | None, console: Conso
     shutil.rmtree(work.scratch, ignore_errors=True)
     _report(out, manifest, before, state.enough, console)
     return manifest
+
+
+def _tables(work: Work, state: partial.State) -> dict[str, np.ndarray]:
+    """Return what is looked up by token or word: name -> array."""
+    encoder, tables = read_encoder(work.tokenizer), {}
+    word_starts = word_starts_of(encoder)[1]
+    if word_starts is not None:
+        missing = work.job.vocab_size - len(word_starts)  # ids that occur in no text
+        tables["word_starts"] = np.pad(word_starts, (0, missing), constant_values=True)
+    if path := state.settings.get("similar_words"):
+        of_path = similar_words.made(Path(path), encoder, state.special.get("unk"))
+        tables |= dict(zip(similar_words.TABLES, of_path, strict=True))
+    return tables
 
 
 def _check_text(work: Work, state: partial.State, before: dict | None, summaries: list[dict]) -> None:
@@ -117,8 +133,25 @@ def _report(out: Path, manifest: dict, before: dict | None, enough: int | None, 
         elif much:
             line += "; check that it is one for this language, and check --steps and --cased"
         say(line, style="yellow" if much else None)
+    if f"tables/{similar_words.WORDS}.npy" in manifest["tables"] and not cloud.in_cloud(out):
+        share = _with_similar_words(Corpus(out))
+        few = "; check that they are words of this text, as it is cut into words" if share < FEW else ""
+        say(f"{share:.1%} of the words of the text have similar ones{few}", style="yellow" if few else None)
     if not splits["heldout"]["documents"] and manifest["settings"]["heldout"]:
         say("nothing is held out for evaluation: the corpus has one document; see --documents", style="yellow")
+
+
+def _with_similar_words(corpus: Corpus) -> float:
+    """Return the share of words that have similar ones, of the first tokens of the largest part."""
+    part = max(corpus.parts, key=lambda part: part.sizes["train"]["tokens"])
+    number = min(part.sizes["train"]["tokens"], SAMPLE)
+    read = lambda field: part.read("train", field, np.zeros(1, np.int64), number)[0]
+    starts = read("word_starts").astype(bool)
+    starts[:1] = True
+    words = similar_words.SimilarWords(*map(corpus.table, similar_words.TABLES))
+    begin = np.flatnonzero(starts)
+    known = words.of(read("tokens").astype(np.int32), begin, np.zeros(len(begin), np.uint32))[1]
+    return float(known[begin].mean())
 
 
 def _unknown(out: Path, manifest: dict) -> float | None:

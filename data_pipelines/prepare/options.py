@@ -86,6 +86,9 @@ class Prepare:
     """Column with the token's label in conll sources. Default: the last; in CoNLL-U the fourth. 0: read no labels."""
     undecodable: Literal["replace", "skip"] = "replace"
     """What to do with a document that is not UTF-8: replace the bad bytes by U+FFFD, or skip the document."""
+    similar_words: str | None = None
+    """A file with words that may stand for each other, for `--objective.masking.similar`: lines of synonyms, or vectors
+    in word2vec's format, text or binary (of which the first 100,000 are read)."""
     steps: tuple[str, ...] = ()
     """Steps that clean the text before anything else, in this order: nfc, nfkc, control-characters, tags, empty-pairs,
     short (leaves out documents of fewer than 100 characters)."""

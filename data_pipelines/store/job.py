@@ -79,12 +79,11 @@ def planned(
     return fields
 
 
-def write_tables(out: Path, job: Job, word_starts: np.ndarray | None) -> None:
-    """Write the fields looked up by token to OUT/tables/. word_starts: bool [vocab], None if they are stored."""
+def write_tables(out: Path, tables: dict[str, np.ndarray]) -> None:
+    """Write what is looked up by token or word to OUT/tables/."""
     (out / "tables").mkdir(exist_ok=True)
-    if word_starts is not None:
-        missing = job.vocab_size - len(word_starts)  # ids that occur in no text
-        np.save(out / "tables" / "word_starts.npy", np.pad(word_starts, (0, missing), constant_values=True))
+    for name, table in tables.items():
+        np.save(out / "tables" / f"{name}.npy", table)
     sync(out / "tables")
 
 
@@ -103,7 +102,7 @@ def manifest_of(
         "special": special,
         "fields": {name: field.to_json() for name, field in _with_values(job.fields, parts, before).items()},
         "tokenizer": describe_files(out, "tokenizer/*"),
-        "tables": describe_files(out, "tables/*"),
+        "tables": before["tables"] if before else describe_files(out, "tables/*"),
         "parts": parts,
     }
     state = before and {"fingerprint": before["fingerprint"], "parts": len(before["parts"])}

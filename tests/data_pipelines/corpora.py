@@ -50,7 +50,7 @@ def write_corpus(
     sources = (Source("text", "tests", None),)
     job = Job(sources, vocab_size, planned(sources, vocab_size, BY_TOKEN), heldout=0.0, parts=parts)
     (path / "tokenizer").mkdir(parents=True)
-    write_tables(path, job, np.array([word_starts(token) for token in range(vocab_size)]))
+    write_tables(path, {"word_starts": np.array([word_starts(token) for token in range(vocab_size)])})
     summaries = []
     for number in range(parts):
         share = lambda texts: texts[len(texts) * number // parts : len(texts) * (number + 1) // parts]  # noqa: B023

@@ -112,7 +112,7 @@ def write(path, documents_of_parts, tokenizer, fields=ADDED):
             values = {name: list(numbers) for name, numbers in written.values.items()}
             files.finish(written.characters, {}, ["here"], values)
         summaries.append(write_part(path / part_name(number), folders, job))
-    write_tables(path, job, table)
+    write_tables(path, {} if table is None else {"word_starts": table})
     (path / "manifest.json").write_text(json.dumps(manifest_of(path, summaries, job, {})))
     return Corpus(path)
 

@@ -46,6 +46,7 @@ ELSEWHERE = {
     "objective.evaluation_memory": "test_memory",
     "objective.masking.copies": "test_layouts",
     "objective.masking.fate": "test_masking",
+    "objective.masking.similar": "test_similar_words",
     "objective.corruption.density": "test_span_corruption",
     "objective.corruption.span": "test_span_corruption",
     "objective.start": "test_sequence_to_sequence",

@@ -1,0 +1,196 @@
+"""Words that may stand for a word, for masks that look like text (MacBERT: Cui et al. 2020, arXiv:2004.13922, section
+3.2). They come from a list of synonyms or from word vectors, and have as many tokens as the word, so that rows keep
+their length.
+
+A corpus has them as two tables: its words, by a hash of their tokens, and the tokens of what may stand for them.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from data_pipelines.errors import UserError
+from data_pipelines.formats.problems import printable
+from data_pipelines.text.encoding import BYTES, Encoder
+
+TABLES = WORDS, CHOICES = "similar_words", "similar_choices"  # names of the tables
+CODES = "=#@"  # ends of the codes in front of Cilin's lines
+MOST = 100_000  # words of vectors, whose files begin with the most frequent ones
+NEAREST = 10  # words that a vector's word gets
+LONGEST = 16  # tokens of a word
+FACTOR = 0x9E3779B97F4A7C15  # of the hash, a polynomial modulo 2**64
+ENTRY = np.dtype([("hash", "<u8"), ("start", "<i8"), ("number", "<i4"), ("tokens", "<i4")])
+
+
+class SimilarWords(NamedTuple):
+    """words: ENTRY [words], by ascending hash: a word has `tokens` tokens, and those of its `number` similar words are
+    in choices (int32, flat) from `start` on."""
+
+    words: np.ndarray
+    choices: np.ndarray
+
+    def of(self, tokens: np.ndarray, starts: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Choose a similar word for each word.
+
+        tokens: int32, those of all words, one word after the other.   starts: int64 [n], where each word begins.
+        draws: uint32 [n].   Returns (tokens of the similar words, bool: whether a token's word has any; if not, its
+        own tokens stay).
+        """
+        sizes = np.diff(starts, append=len(tokens))
+        hashes = hashed(tokens, starts)
+        at = np.minimum(np.searchsorted(self.words["hash"], hashes), len(self.words) - 1)
+        entry = self.words[at]
+        found = (entry["hash"] == hashes) & (entry["tokens"] == sizes)
+        choice = (draws.astype(np.int64) * entry["number"]) >> 32
+        begin = entry["start"] + choice * entry["tokens"]
+        places = np.repeat(begin - starts, sizes) + np.arange(len(tokens))
+        known = np.repeat(found, sizes)
+        return np.where(known, self.choices[np.where(known, places, 0)], tokens), known
+
+
+def hashed(tokens: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Return a hash of each word's tokens, uint64 [n]; parameters as in `SimilarWords.of`."""
+    sizes = np.diff(starts, append=len(tokens))
+    powers = np.cumprod(np.full(max(sizes.max(initial=0), 1), FACTOR, np.uint64))
+    column = np.arange(len(tokens)) - np.repeat(starts, sizes)
+    return np.add.reduceat((tokens.astype(np.uint64) + np.uint64(1)) * powers[column], starts)
+
+
+class Alike(NamedTuple):
+    """Contents of a file.   groups: numbers of words that are alike; none with vectors f32 [words, size]."""
+
+    words: list[str]
+    groups: list[list[int]]
+    vectors: np.ndarray | None
+
+
+def read(path: Path) -> Alike:
+    """Read a list of synonyms (a line for each group, words divided by white space, behind Cilin's code or not) or word
+    vectors in word2vec's format, text or binary. Raises UserError for another file."""
+    option = f"--similar-words {printable(str(path))}"
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{option}: cannot be read ({error.strerror}); give a list of synonyms or vectors") from error
+    head, _, rest = data.partition(b"\n")
+    try:
+        numbers = [int(field) for field in head.split()]
+    except ValueError:
+        numbers = []
+    if len(numbers) == 2 and min(numbers) > 0:
+        return _vectors(option, rest, *numbers)
+    try:
+        lines = data.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise UserError(f"{option}: line {line} is not UTF-8; convert the file") from error
+    number: dict[str, int] = defaultdict(itertools.count().__next__)
+    groups = []
+    for fields in map(str.split, lines):
+        words = fields[1:] if fields and fields[0].endswith(tuple(CODES)) else fields
+        groups.append(list(dict.fromkeys(number[word] for word in words)))
+    groups = [group for group in groups if len(group) > 1]
+    if not groups:
+        raise UserError(f"{option}: no line has two words; give lines of words that are alike, divided by spaces")
+    return Alike(list(number), groups, None)
+
+
+def _vectors(option: str, data: bytes, number: int, size: int) -> Alike:
+    """Read the words and vectors behind the first line of a file in word2vec's format."""
+    number, words, vectors = min(number, MOST), [], []
+    try:
+        binary = not data.split(b"\n", 1)[0].decode().strip().count(" ") >= size
+    except UnicodeDecodeError:
+        binary = True
+    rows = _binary(data, size) if binary else _text(data, size)
+    try:
+        for word, vector in itertools.islice(rows, number):
+            words.append(word)
+            vectors.append(vector)
+    except ValueError as error:
+        at = len(words) + 1
+        raise UserError(f"{option}: word {at} has no vector of {size} numbers; is the file whole?") from error
+    if len(words) < number:
+        raise UserError(f"{option}: has {len(words)} words, but its first line says {number}; is the file whole?")
+    vectors = np.array(vectors, np.float32)
+    if not np.isfinite(vectors).all():
+        bad = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
+        raise UserError(f"{option}: the vector of word {bad + 1} is not finite; leave it out")
+    return Alike(words, [], vectors)
+
+
+def _text(data: bytes, size: int) -> Iterator[tuple[str, np.ndarray]]:
+    for line in data.splitlines():
+        word, *numbers = line.decode(errors="replace").rstrip().rsplit(" ", size)
+        if len(numbers) != size:
+            raise ValueError
+        yield word, np.array(numbers, np.float32)
+
+
+def _binary(data: bytes, size: int) -> Iterator[tuple[str, np.ndarray]]:
+    at, width = 0, 4 * size
+    while at < len(data):
+        space = data.index(b" ", at)
+        word, at = data[at:space].decode(errors="replace").lstrip("\n"), space + 1 + width
+        yield word, np.frombuffer(data[space + 1 : at], "<f4", size)
+
+
+def made(path: Path, encoder: Encoder, unknown: int | None) -> SimilarWords:
+    """Return the similar words of a file with a corpus's tokens. Raises UserError if no two of them can stand for each
+    other.   unknown: the token that words must not have."""
+    alike = read(path)
+    space = " " if encoder.runs is BYTES else ""  # the space before a word is part of its first token
+    tokens = encoder.tokens([space + word for word in alike.words])
+    usable = [0 < len(of) <= LONGEST and unknown not in of for of in tokens]
+    first: dict[tuple, int] = {}  # words that have the same tokens are one
+    number = [first.setdefault((*of.tolist(),), at) for at, of in enumerate(tokens)]
+    if alike.vectors is None:
+        similar = _of_groups([[number[at] for at in group if usable[at]] for group in alike.groups], tokens)
+    else:
+        kept = [at for at in first.values() if usable[at]]
+        similar = _nearest(kept, alike.vectors, np.array([len(tokens[at]) for at in kept]))
+    if not similar:
+        raise UserError(
+            f"--similar-words {printable(str(path))}: no two of its {len(alike.words):,} words have the same number of "
+            "tokens of this tokenizer; give words of the corpus's language"
+        )
+    words = list(similar)
+    sizes, numbers = np.array([len(tokens[at]) for at in words]), np.array([len(similar[at]) for at in words])
+    flat = np.concatenate([tokens[at] for at in words]).astype(np.int32)
+    entries = np.zeros(len(words), ENTRY)
+    entries["hash"] = hashed(flat, np.cumsum(sizes) - sizes)
+    entries["tokens"], entries["number"] = sizes, numbers
+    entries["start"] = np.cumsum(sizes * numbers) - sizes * numbers
+    choices = np.concatenate([tokens[other] for at in words for other in similar[at]]).astype(np.int32)
+    return SimilarWords(entries[np.argsort(entries["hash"], kind="stable")], choices)
+
+
+def _of_groups(groups: list[list[int]], tokens: list[np.ndarray]) -> dict[int, list[int]]:
+    """Return word -> those of its groups with as many tokens."""
+    similar: dict[int, dict[int, None]] = defaultdict(dict)
+    for group in groups:
+        for word, other in itertools.permutations(dict.fromkeys(group), 2):
+            if len(tokens[word]) == len(tokens[other]):
+                similar[word][other] = None
+    return {word: [*others] for word, others in similar.items()}
+
+
+def _nearest(words: list[int], vectors: np.ndarray, sizes: np.ndarray) -> dict[int, list[int]]:
+    """Return word -> the nearest by cosine of those with as many tokens."""
+    similar = {}
+    directions = vectors[words]
+    directions /= np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), 1e-12)
+    for size in np.unique(sizes):
+        members = np.flatnonzero(sizes == size)
+        of_size, nearest = directions[members], min(NEAREST, len(members) - 1)
+        for begin in range(0, len(members) if nearest else 0, 1024):
+            cosines = of_size[begin : begin + 1024] @ of_size.T
+            cosines[np.arange(len(cosines)), begin + np.arange(len(cosines))] = -2.0  # not itself
+            best = np.argpartition(-cosines, nearest - 1, axis=1)[:, :nearest]
+            for row, others in enumerate(np.sort(best, axis=1)):
+                similar[words[members[begin + row]]] = [words[at] for at in members[others]]
+    return similar
