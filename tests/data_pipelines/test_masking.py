@@ -104,6 +104,9 @@ def test_units_and_spans_are_masked_replaced_or_kept_as_a_whole(fate):
     assert (counts.max(axis=0) != sizes).sum() <= by_chance
     for share, kind in zip((0.8, 0.1, 0.1), counts, strict=True):
         assert abs((kind == sizes).mean() - share) <= 5 * np.sqrt(share * (1 - share) / number) + 1e-3
+    if fate == "unit":  # and neighbouring units each by itself: 0.8^2 + 0.1^2 + 0.1^2 alike
+        alike = (counts.argmax(axis=0)[1:] == counts.argmax(axis=0)[:-1]).mean()
+        assert abs(alike - 0.66) < 0.02
     drawn_alike = (after[1:] == after[:-1]) & (kinds[1:] == 2) & (whole[1:] == whole[:-1])
     assert drawn_alike.sum() <= 5 + 5 * len(after) / len(SPECIAL.ordinary)
 
