@@ -168,11 +168,11 @@ def trainer_of(options: Options, folder: Path, examples: int | None = None, **se
 
     from data_pipelines.examples.layout import spread
     from finetune.tasks.classify import Classify
-    from pretrain.commands.export import export_model
+    from pretrain.commands.export import Export, export_model
 
     transformers.logging.set_verbosity_error()
     if not (folder / "config.json").exists():
-        export_model(options.run, folder)
+        export_model(Export(run=options.run, to=folder))
     task = Classify(text=options.text, label=options.label)
     train, dev = task.read(options.train), task.read(options.dev)
     labels = task.labels_of(train)

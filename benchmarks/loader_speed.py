@@ -35,7 +35,7 @@ from data_pipelines.batches import make_examples
 from data_pipelines.command_line import end_with, parse
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.layout import Layout, RowLayout
-from data_pipelines.examples.masking import Masking
+from data_pipelines.examples.masking import Masking, has_similar_words
 from data_pipelines.examples.next_tokens import ContiguousStreams
 from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.examples.permutations import PermutedSpans, Permuting
@@ -45,10 +45,13 @@ from data_pipelines.mixture import make_mixture
 from data_pipelines.order import Order
 from data_pipelines.store.fields import STORED
 from data_pipelines.store.files import describe_files
+from pretrain.objectives.span_boundary import SpanBoundaryObjective
 
 ROWS_PER_ROUND = 1024  # few, so that some rounds go undisturbed on a busy machine
 MASKS = {"token": Masking(), "word": Masking(unit="word_starts")}
 MASKS["n-gram"] = Masking(unit="word_starts", ngrams=(1, 1 / 2, 1 / 3))
+MASKS["span"] = SpanBoundaryObjective().masking
+MASKS["similar"] = Masking(unit="word_starts", ngrams=(0.4, 0.3, 0.2, 0.1), fate="unit", similar=True)
 PARTS, LANES = 16, Order(lanes=8, window=4)
 RATES = {"a": 0.5, "b": 0.25, "c": 0.25}  # of a lane of 8 rows each has an even number
 
@@ -86,7 +89,7 @@ def main(arguments: list[str]) -> int:
         many = repeated(corpus, Path(folder, "many"), options.tokens, PARTS)
         three = {name: repeated(corpus, Path(folder, name), share, PARTS) for name in RATES}
         for length, batch_size in itertools.product(options.lengths, options.batches):
-            for layout, predicted in layouts(length):
+            for layout, predicted in layouts(length, corpus):
                 begin = time.process_time()
                 first = make_examples(layout, one, "train", batch_size, 0)
                 first.batch(0, np.arange(1))  # which plans
@@ -101,10 +104,11 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def layouts(length: int) -> Iterator[tuple[Layout, str]]:
+def layouts(length: int, corpus: Corpus) -> Iterator[tuple[Layout, str]]:
     """(layout, what is predicted) for each row of the table."""
     for layout, (predicted, masks) in itertools.product((SegmentPairs, PackedSentences), MASKS.items()):
-        yield layout(length, masks), predicted
+        if not masks.similar or has_similar_words(corpus):
+            yield layout(length, masks), predicted
     for reset in (False, True):
         yield ContiguousStreams(length, reset), "next, reset" if reset else "next"
     for spans in (False, True):

@@ -57,10 +57,11 @@ class CommandHelp(FromCode):
 
 
 class RecipeTable(FromCode):
-    """Insert the recipes of models, given by name."""
+    """Insert the recipes of models, given by name, or recipes, given by the beginnings of their names."""
 
     def run(self) -> list[nodes.Node]:
-        chosen = [row for row in rows() if row["model"] in self.arguments[0].split()]
+        names = self.arguments[0].split()
+        chosen = [row for row in rows() if row["model"] in names or row["recipe"].startswith(tuple(names))]
         lines = [[f"`{row[key]}`" if key == "recipe" else row[key] for key in RECIPE_COLUMNS] for row in chosen]
         return self.table(list(RECIPE_COLUMNS.values()), lines)
 

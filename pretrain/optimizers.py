@@ -34,6 +34,7 @@ RANGES = {
     "epsilon": POSITIVE,
     "decay": NOT_NEGATIVE,
     "clip": NOT_NEGATIVE,
+    "ema": RATE,
 }
 
 
@@ -52,6 +53,7 @@ class Optimizer:
     epsilon: float = 1e-6  # added to the square root of that mean
     decay: float = 0.01  # weight decay of matrices and embeddings, never of biases and norms
     clip: float = 1.0  # largest global gradient norm; 0 for no clipping
+    ema: float = 0.0  # decay rate of a running mean of the weights, which `--ema` reads; 0 for none
     layer_decay: float = 1.0  # factor of the learning rate from layer to layer, downwards (Clark et al. 2020, app. B)
 
     def __post_init__(self):
@@ -86,7 +88,30 @@ def transformation(
         "stable-adamw": lambda: [_stabilise(optax.chain(adam, decay), optimizer, table, vocab_size)],
         "muon": lambda: [_scale_by_muon(adam, table, compute), decay],
     }
-    return optax.chain(*steps[optimizer.name](), *by_depth)
+    means = [_weights_mean()] if optimizer.ema else []
+    return optax.chain(*steps[optimizer.name](), *by_depth, *means)
+
+
+def _weights_mean() -> optax.GradientTransformation:
+    """Keep the state of a running mean of the weights, last in a chain; `with_weights` moves it, after an update."""
+    init = lambda params: optax.EmaState(jnp.int32(0), jax.tree.map(jnp.zeros_like, params))
+    return optax.GradientTransformation(init, lambda directions, state, params=None: (directions, state))
+
+
+def with_weights(optimizer: Optimizer, state: optax.OptState, params: Params, finite: Array) -> optax.OptState:
+    """Move the running mean in an optimizer's state towards the new weights, unless the update was skipped."""
+    if not optimizer.ema:
+        return state
+    *moments, (count, mean) = state
+    keep = optimizer.ema
+    mean = jax.tree.map(lambda m, p: jnp.where(finite, keep * m + (1 - keep) * p, m), mean, params)
+    return (*moments, optax.EmaState(count + jnp.where(finite, 1, 0), mean))
+
+
+def mean_weights(optimizer: Optimizer, state: optax.OptState) -> Params:
+    """Return the running mean of the weights, without its start at 0 (Kingma & Ba 2015, section 3)."""
+    count, mean = state[-1]
+    return jax.tree.map(lambda m: m / (1 - optimizer.ema**count), mean)
 
 
 def clip(gradients: Params, norm: Array, limit: float) -> Params:

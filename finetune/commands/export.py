@@ -8,6 +8,7 @@ from tyro.conf import Positional
 
 import finetune.registry  # noqa: F401 (a run's recipe names a task)
 from data_pipelines.command_line import Place, parse
+from pretrain.commands import export
 from pretrain.commands.export import UNKNOWN, export_model
 from pretrain.storage.best import LOSS
 
@@ -31,6 +32,6 @@ class Export:
 def main(arguments: Sequence[str]) -> int:
     options = parse(Export, arguments, "python -m finetune export")
     best = LOSS if options.step is None else None
-    for folder in export_model(options.run, options.to, options.step, options.dtype, best, options.license):
+    for folder in export_model(export.Export(**vars(options), best=best)):
         print(folder)
     return 0

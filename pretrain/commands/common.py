@@ -28,6 +28,8 @@ class OfModel:
     """Step of the checkpoint to read; by default the newest."""
     best: str | None = None
     """Read the checkpoint with the lowest held-out loss: of a task, given its name, or of the run, given 'loss'."""
+    ema: bool = False
+    """Read the running mean of the weights, of a run with --optimizer.ema."""
 
 
 def parse_checked(

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     held, trained = np.split(order, [max(1, round(options.heldout * len(texts)))])
     if len(names) < 2 or len(np.unique(numbers[trained])) < len(names):
         raise UserError(f"--examples {options.examples}: give at least two labels, and more lines for each label")
-    opened = open_model(options.run, options.step, best_of=options.best)
+    opened = open_model(options.run, options.step, best_of=options.best, ema=options.ema)
     opened.check_decodes()
     tokens, positions = Encoder(opened.tokenizer.tokenizer).tokens(texts), opened.config.positions
     states = means(opened.module, opened.params, [text[:positions] for text in tokens], opened.mesh)

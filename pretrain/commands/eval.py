@@ -39,6 +39,8 @@ class Eval:
     """Evaluate every checkpoint, not only the newest."""
     best: str | None = None
     """Evaluate the checkpoint with the lowest held-out loss: of a task, given its name, or of the run, given 'loss'."""
+    ema: bool = False
+    """Evaluate the running mean of the weights, of a run with --optimizer.ema."""
     corpus: str | None = None
     """The run's corpus, if it has moved: DIR, or en=DIR,zh=DIR."""
     examples: int | None = None
@@ -108,7 +110,7 @@ def evaluate(options: Eval) -> dict[str, float]:
 
     if options.source is not None:
         return _of_source(options)
-    directory, opened = RunDirectory(options.run), open_model(options.run, best_of=options.best)
+    directory, opened = RunDirectory(options.run), open_model(options.run, best_of=options.best, ema=options.ema)
     newest = opened.run
     if newest is None:
         raise UserError(f"eval {options.run}: a Hugging Face folder has no held-out set; give a run, or --source")
@@ -119,7 +121,7 @@ def evaluate(options: Eval) -> dict[str, float]:
     steps = sorted({newest.step, *(directory.checkpoint_steps() if options.all else [])})
     columns, evaluator, phase, inputs, written = {}, None, None, {}, {}
     for step in steps:
-        restored = newest if step == newest.step else _restored(directory, step)
+        restored = newest if step == newest.step else _restored(directory, step, options.ema)
         if restored is None:
             continue
         at = opened.at(restored)
@@ -147,7 +149,7 @@ def _of_source(options: Eval) -> dict[str, float]:
     source = parse(options.source, task_prefix=options.task_prefix, fields=options.field or ("input", "target"))
     if options.field and not hasattr(source.options, "fields"):
         raise UserError(f"--field {options.field[0]}: --source {source} has no fields; leave it out")
-    opened = open_model(options.run, best_of=options.best)
+    opened = open_model(options.run, best_of=options.best, ema=options.ema)
     lead = [] if options.code is None else [prefixes.token(opened.tokenizer, options.code)]
     limit = options.examples or sys.maxsize
     asked, left_out = targets.of_source(source, opened.tokenizer, limit, lead, options.out)
@@ -226,12 +228,12 @@ def _print(title: str, columns: dict[str, dict[str, float]], written: Sequence[W
             write_whole(out, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 
-def _restored(directory: "RunDirectory", step: int) -> "Restored | None":
+def _restored(directory: "RunDirectory", step: int, ema: bool) -> "Restored | None":
     """Restore one of several checkpoints; None, with a warning, if it is damaged or was deleted meanwhile."""
     from pretrain.training.opened import restore
 
     try:
-        return restore(directory, step)
+        return restore(directory, step, ema=ema)
     except PassingError:
         raise
     except UserError as error:

@@ -33,22 +33,15 @@ def main(arguments: Sequence[str]) -> int:
     options = parse_checked(Export, arguments, "export", {"average": COUNT})
     if options.best is not None and options.average > 1:
         raise UserError(f"--average {options.average}: cannot be combined with --best {options.best}; leave one out")
+    if options.ema and options.average > 1:
+        raise UserError(f"--average {options.average}: cannot be combined with --ema; leave one of them out")
     import_models()
-    model = options.run, options.to, options.step, options.dtype, options.best, options.license, options.average
-    for folder in export_model(*model):
+    for folder in export_model(options):
         print(folder)
     return 0
 
 
-def export_model(
-    source: Path,
-    to: Path,
-    step: int | None = None,
-    dtype: str = "float32",
-    best_of: str | None = None,
-    license_name: str = UNKNOWN,
-    average: int = 1,
-) -> list[Path]:
+def export_model(options: Export) -> list[Path]:
     """Write the model of a checkpoint, chosen as in `open_model`, or the mean of several (`open_mean`), and return the
     folders that transformers loads. A run's export gets a model card."""
     from models.families.registry import family_of
@@ -58,23 +51,27 @@ def export_model(
     from pretrain.training.opened import identity_of, open_model
     from tpu.mesh import host_mesh
 
+    source, to, average = options.run, options.to, options.average
     identity = identity_of(source)
     with cloud_errors(f"export --to {to}"):
         check_replaceable(to, identity)
     mesh = host_mesh()
-    opened = open_model(source, step, mesh, best_of) if average == 1 else open_mean(source, average, step, mesh)
+    if average == 1:
+        opened = open_model(source, options.step, mesh, options.best, options.ema)
+    else:
+        opened = open_mean(source, average, options.step, mesh)
     steps = opened.averaged or ([opened.step] if opened.run else [])
     if average > 1:
         print(f"the mean of the checkpoints of steps {', '.join(map(str, steps))}")
     opened.warn_beyond_trained(getattr(opened.config, "positions", 0))
 
     def card(folder: Path, architecture: str | None) -> None:
-        model_card.write_card(folder, to.name, opened, architecture, license_name)
+        model_card.write_card(folder, to.name, opened, architecture, options.license)
 
     def write(folder: Path) -> None:
         with local_folder(opened.tokenizer_folder) as tokenizer:
             write_card = card if opened.run else None
-            export(opened.params, opened.config, tokenizer, folder, dtype, identity, write_card, steps)
+            export(opened.params, opened.config, tokenizer, folder, options.dtype, identity, write_card, steps)
 
     if in_cloud(to):  # folders cannot be renamed there, so an earlier export is overwritten file by file
         with cloud_errors(f"export --to {to}"), tempfile.TemporaryDirectory() as temporary:

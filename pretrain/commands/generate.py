@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     devices = jax.local_devices()
     mesh = row_mesh(devices, [1]) if options.mesh is None else named_mesh(options.mesh, devices)
     check_whole_rows(options.mesh, mesh)
-    opened = open_model(options.run, options.step, mesh, options.best)
+    opened = open_model(options.run, options.step, mesh, options.best, options.ema)
     both = isinstance(opened.module, ClozeWriter)  # fills masks, and writes after prompts without
     masked = {len(_pieces(opened.tokenizer, prompt)) > 1 for prompt in prompts} if both else set()
     if len(masked) > 1:

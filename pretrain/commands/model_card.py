@@ -14,6 +14,7 @@ from pretrain.huggingface.tensors import heads_beside
 from pretrain.recipe import boundaries, tasks_of
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.assembly import optimizer_in
 from pretrain.training.opened import Opened
 
 # End of a transformers class name -> its task on huggingface.co/tasks
@@ -47,7 +48,7 @@ def write_card(folder: Path, title: str, opened: Opened, architecture: str | Non
     if evaluations := [one for one in read_metrics(directory, "eval") if one["step"] <= opened.step]:
         figures = {name: f"{value:.5g}" for name, value in evaluations[-1].items() if name not in ("kind", "step")}
         step = evaluations[-1]["step"]
-        what = ", of the last checkpoint, not of the mean" if opened.averaged else ""
+        what = ", of the last checkpoint, not of the mean" if opened.averaged or opened.ema else ""
         sections.append(f"## Evaluation\n\nHeld-out metrics after step {step:,}{what}.\n\n" + _table(figures))
     if any(read_metrics(directory, kind) for kind in ("train", "eval")):
         draw_curves(opened.source, folder / CURVES)
@@ -93,6 +94,8 @@ def _summary(opened: Opened, architecture: str | None) -> str:
         text += (
             f" Its weights are the mean of the checkpoints of steps {', '.join(f'{at:,}' for at in opened.averaged)}."
         )
+    if opened.ema:
+        text += f" Its weights are a running mean (decay {optimizer_in(recipe, opened.run.phase).ema})."
     for head in heads_beside(opened.config, opened.params):
         text += f" Its {head} is in `{head}.safetensors`, which transformers does not read."
     if architecture is None:

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
     mesh = None if options.mesh is None else named_mesh(options.mesh, jax.local_devices())
     if mesh is not None and options.score == "greedy":
         check_whole_rows(options.mesh, mesh)
-    opened = open_model(options.run, options.step, mesh, options.best)
+    opened = open_model(options.run, options.step, mesh, options.best, options.ema)
     opened.check_decodes()
     greedy, positions = options.score == "greedy", opened.config.positions
     if greedy and options.max_tokens >= positions:

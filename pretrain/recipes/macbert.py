@@ -3,9 +3,10 @@
 Cui et al. 2020 (arXiv:2004.13922), section 3: runs of 1 to 4 words with weights of 40, 30, 20 and 10%, 15% of the
 tokens; 80% of the words become a similar one (random tokens if they have none), 10% become random, 10% stay; sentence
 order in place of next sentences; BERT's sizes. Schedule, batches and lengths are BERT's here. `prepare` finds words by
-`--words` and takes similar ones from `--similar-words`; the authors had both from tools for Chinese.
+`--units` and takes similar ones from `--similar-words`; the authors had both from tools for Chinese.
 
-    python -m data_pipelines prepare --source SOURCE --language zh --words jieba --similar-words FILE --out CORPUS
+    python -m data_pipelines prepare --source SOURCE --language zh --units word=jieba \\
+        --similar-words FILE --out CORPUS
     python -m pretrain run macbert-base --corpus CORPUS --workdir RUN
 """
 

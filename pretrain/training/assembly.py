@@ -124,6 +124,11 @@ def check_sparse(recipe: Recipe, index: int, optimizer: Optimizer, table: Sequen
     for parameter in table:
         if not parameter.ids or is_frozen(parameter.path, frozen_in(recipe, index)):
             continue
+        if optimizer.ema:
+            raise UserError(
+                f"optimizer.ema={optimizer.ema}: needs all of {parameter.path} in each step, which reads only some "
+                "rows; set it to 0, or freeze it"
+            )
         if optimizer.name in ("lamb", "adafactor", "stable-adamw"):
             raise UserError(
                 f"optimizer.name={optimizer.name}: needs the norm of all of {parameter.path}, but a step reads only "
@@ -176,9 +181,10 @@ def transformation_in(assembly: Assembly, index: int) -> optax.GradientTransform
 
 
 def same_training(recipe: Recipe, one: int, other: int) -> bool:
-    """Return whether two phases freeze the same parameters and have the same kind of optimizer."""
+    """Return whether two phases freeze the same parameters and have the same kind of optimizer and mean of weights."""
     same = {*frozen_in(recipe, one)} == {*frozen_in(recipe, other)}
-    return same and optimizer_in(recipe, one).name == optimizer_in(recipe, other).name
+    kinds = [(optimizer_in(recipe, index).name, optimizer_in(recipe, index).ema) for index in (one, other)]
+    return same and kinds[0] == kinds[1]
 
 
 def model_of(config: Any, asks: Iterable[type | str], program: Program) -> nn.Module:

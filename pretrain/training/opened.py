@@ -22,20 +22,21 @@ from data_pipelines.progress import doing
 from data_pipelines.tokenizers import stored
 from data_pipelines.tokenizers.made import Made
 from models.core import program as programs
-from models.core.parameters import Params
+from models.core.parameters import Params, leaves, nest
 from models.families.registry import family_of, name_of
 from pretrain.huggingface.config import config_from, folders, heads_in_folder, is_listing
 from pretrain.huggingface.load import load
 from pretrain.lora import merged
 from pretrain.objectives.objective import Objective, initialise
 from pretrain.objectives.protocols import CausalDecoder
+from pretrain.optimizers import mean_weights
 from pretrain.recipe import Recipe, tasks_of
 from pretrain.storage.best import best, losses
 from pretrain.storage.checkpoints import NOT_READ, TrainState, load_frozen, newest_intact, phase_of, verified
 from pretrain.storage.checkpoints import load as load_state
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.assembly import Assembly, merge
+from pretrain.training.assembly import Assembly, merge, optimizer_in
 from pretrain.training.placement import Stage, any_task, load_of, place_on
 from tpu.mesh import device_memory, reading_mesh, row_mesh
 from tpu.rules import parameter_shardings
@@ -61,12 +62,17 @@ class Restored(NamedTuple):
 
 
 def restore(
-    directory: RunDirectory, step: int | None = None, mesh: Mesh | None = None, best_of: str | None = None
+    directory: RunDirectory,
+    step: int | None = None,
+    mesh: Mesh | None = None,
+    best_of: str | None = None,
+    ema: bool = False,
 ) -> Restored:
     """Restore the parameters of a step, by default of the newest checkpoint; UserError if none loads.
 
-    best_of: restore the first of `best_steps` instead.   mesh: for the parameters, sharded as in training; by default
-    as many of this process's devices as divide the batches of the run's phases.
+    best_of: restore the first of `best_steps` instead.   ema: restore the running mean of the weights.
+    mesh: for the parameters, sharded as in training; by default as many of this process's devices as divide the batches
+    of the run's phases.
     """
     doing(f"restoring {directory.path}")
     recipe = directory.read_recipe()
@@ -79,15 +85,20 @@ def restore(
 
     def read(at: int) -> TrainState:
         phases[at] = phase_of(directory.checkpoints / str(at), recipe)
-        like = _parameters_alone(any_task(placed.stages, phases[at]).state)
+        if ema and not optimizer_in(recipe, phases[at]).ema:
+            raise UserError(f"--ema: {directory.path} was trained without optimizer.ema; leave it out")
+        like = _parameters_alone(any_task(placed.stages, phases[at]).state, ema)
         return verified(*load_state(directory.checkpoints / str(at), like), like)
 
     state = _intact(directory, step, best_of, read)
     if state is None:
         raise UserError(f"{directory.path}: has no checkpoint yet; let `python -m pretrain run` write one")
     frozen = load_frozen(directory.frozen, placed.stages[0].frozen)
-    at = int(state.step)
-    return Restored(placed.assembly, at, phases[at], state.params, frozen, mesh, placed.stages)
+    at, params = int(state.step), state.params
+    if ema:
+        means = mean_weights(optimizer_in(recipe, phases[at]), state.opt_state)
+        params = nest(dict(leaves(params)) | dict(leaves(means)))  # without those that the phase freezes
+    return Restored(placed.assembly, at, phases[at], params, frozen, mesh, placed.stages)
 
 
 def _intact(
@@ -107,18 +118,23 @@ def _intact(
     return state
 
 
-def _parameters_alone(state: TrainState) -> TrainState:
-    """Leave out what only training needs: optimizer state and carry may be many times larger than the parameters."""
+def _parameters_alone(state: TrainState, ema: bool) -> TrainState:
+    """Leave out what only training needs: optimizer state and carry may be many times larger than the parameters.
+    ema: keep the running mean of the weights."""
 
     def unread(tree):
         return jax.tree.map(lambda _: NOT_READ, tree)
 
-    return state._replace(opt_state=unread(state.opt_state), carry=unread(state.carry))
+    moments = unread(state.opt_state)
+    if ema:
+        moments = (*moments[:-1], state.opt_state[-1])
+    return state._replace(opt_state=moments, carry=unread(state.carry))
 
 
 class Opened(NamedTuple):
     """A trained model.   params: of the module, including frozen ones, on the mesh.   tokenizer_folder: may be gs://.
-    run: None for a Hugging Face folder.   averaged: steps of the checkpoints whose mean the parameters are, if any."""
+    run: None for a Hugging Face folder.   averaged: steps of the checkpoints whose mean the parameters are, if any.
+    ema: whether they are the running mean of a run's weights."""
 
     source: Path
     module: nn.Module
@@ -128,6 +144,7 @@ class Opened(NamedTuple):
     tokenizer_folder: Path
     run: Restored | None = None
     averaged: tuple[int, ...] = ()
+    ema: bool = False
 
     @property
     def config(self) -> Any:
@@ -185,17 +202,23 @@ class Opened(NamedTuple):
             )
 
 
-def open_model(source: Path, step: int | None = None, mesh: Mesh | None = None, best_of: str | None = None) -> Opened:
+def open_model(
+    source: Path,
+    step: int | None = None,
+    mesh: Mesh | None = None,
+    best_of: str | None = None,
+    ema: bool = False,
+) -> Opened:
     """Open the model in a work directory, or in a Hugging Face folder written by `export` or transformers.
 
     step, best_of: checkpoint of a run: a step, or the first of `best_steps` that loads; by default the newest.
-    mesh: for the parameters; by default that of `restore` for a run, else all of this process's devices with replicated
-    parameters.   UserError if nothing can be read.
+    ema: take the running mean of its weights.   mesh: for the parameters; by default that of `restore` for a run, else
+    all of this process's devices with replicated parameters.   UserError if nothing can be read.
     """
     directory = RunDirectory(source)
     if _is_hugging_face(directory):
-        if step is not None or best_of is not None:
-            option = f"--best {best_of}" if step is None else f"--step {step}"
+        if step is not None or best_of is not None or ema:
+            option = "--ema" if ema else f"--best {best_of}" if step is None else f"--step {step}"
             raise UserError(f"{option}: {source} is a Hugging Face folder, which has no checkpoints; leave it out")
         doing(f"reading {source}")
         with local_folder(directory.path) as folder:
@@ -207,12 +230,11 @@ def open_model(source: Path, step: int | None = None, mesh: Mesh | None = None, 
         )
     if best_of is not None and step is not None:
         raise UserError(f"--best {best_of}: cannot be combined with --step {step}; leave one of them out")
-    restored = restore(directory, step, mesh, best_of)
+    restored = restore(directory, step, mesh, best_of, ema)
     with local_folder(directory.tokenizer) as folder:
         tokenizer = stored.load(folder)
-    return Opened(
-        source, restored.assembly.model, restored.whole, restored.mesh, tokenizer, directory.tokenizer, restored
-    )
+    model = restored.assembly.model
+    return Opened(source, model, restored.whole, restored.mesh, tokenizer, directory.tokenizer, restored, ema=ema)
 
 
 def best_steps(directory: RunDirectory, name: str) -> list[int]:

@@ -22,7 +22,7 @@ from models.core.sharding import placed_by
 from models.families.registry import family_of
 from pretrain.lora import merged
 from pretrain.objectives.objective import TEACHERS, Batch, Bound, Moment, Objective, Phase, Sums, Task, scope, shapes_of
-from pretrain.optimizers import clip
+from pretrain.optimizers import clip, with_weights
 from pretrain.recipe import Recipe, every_task, same_programs, schedule_in, tasks_of
 from pretrain.schedules import Numbers, learning_rate
 from pretrain.storage.checkpoints import TrainState
@@ -100,7 +100,7 @@ def train_step(
     recipe, model, optimizer = assembly.recipe, assembly.model, transformation_in(assembly, phase)
     this_phase, task = recipe.phases[phase], task or tasks_of(recipe, recipe.phases[phase])[0]
     objective, (schedule, _) = task.objective, schedule_in(recipe, phase)
-    frozen_paths, limit = frozen_in(recipe, phase), optimizer_in(recipe, phase).clip
+    frozen_paths, settings = frozen_in(recipe, phase), optimizer_in(recipe, phase)
 
     def step(state: TrainState, frozen: Params, batch: Batch, given: Given) -> tuple[TrainState, Metrics]:
         weights = objective.weights(batch)
@@ -124,8 +124,9 @@ def train_step(
         norm = optax.global_norm(gradients)
         rate = learning_rate(schedule, given.rate, state.step)
         finite = jnp.isfinite(total) & jnp.isfinite(norm)
-        updates, moments = optimizer.update(clip(gradients, norm, limit), moments, trained, finite=finite)
+        updates, moments = optimizer.update(clip(gradients, norm, settings.clip), moments, trained, finite=finite)
         params = _moved(trained, _without_layers(updates, frozen_paths), rate, untrained())
+        moments = with_weights(settings, moments, params, finite)
 
         def keep(new, old):
             return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)

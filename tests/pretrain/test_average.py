@@ -1,6 +1,7 @@
 """The mean of a run's last checkpoints is that of what they hold, and an export says whose it is."""
 
 import json
+import re
 import shutil
 
 import jax
@@ -9,14 +10,18 @@ import numpy as np
 import pytest
 
 from data_pipelines.errors import UserError
-from models.core.parameters import leaves
+from models.core.parameters import Parameter, leaves
 from pretrain.__main__ import main
+from pretrain.commands.eval import Eval, evaluate
 from pretrain.lora import Lora, merged
+from pretrain.optimizers import Optimizer, mean_weights, transformation, with_weights
+from pretrain.recipe import Phase
 from pretrain.storage.checkpoints import Checkpoints
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import merge
 from pretrain.training.average import open_mean
 from pretrain.training.opened import open_model, restore
+from pretrain.training.run import run
 from tests.pretrain import tiny
 
 
@@ -71,3 +76,67 @@ def test_products_are_merged_before_the_mean(corpus_path, tmp_path):
     assert found.keys() == expected.keys() and not any(path.startswith("lora") for path in found)
     for path, mean in expected.items():
         np.testing.assert_array_equal(found[path], mean, path)
+
+
+KEPT = 0.6
+
+
+@pytest.fixture(scope="module")
+def with_ema(corpus_path, tmp_path_factory):
+    """A run of 6 steps with a running mean of its weights, the embeddings frozen from step 3 on."""
+    workdir = tmp_path_factory.mktemp("ema") / "run"
+    phases = (Phase(0.5, 32, 8), Phase(0.5, 32, 8, frozen=("embeddings",)))
+    recipe = tiny.bert(steps=6, optimizer=Optimizer(ema=KEPT), phases=phases)
+    run(recipe, tiny.options(corpus_path, workdir, log_every=3, checkpoint_every=1, keep=6))
+    return workdir
+
+
+def running_mean(run, first, last):
+    """Parameter path -> the mean of the weights after steps first .. last, later ones weighted more."""
+    held = [dict(leaves(tiny.final_state(run, step).params)) for step in range(first, last + 1)]
+    weights = np.array([KEPT ** (last - step) for step in range(first, last + 1)])
+    weights /= weights.sum()
+    return {path: sum(w * np.float64(one[path]) for w, one in zip(weights, held, strict=True)) for path in held[0]}
+
+
+def test_the_running_mean_weighs_the_weights_of_all_steps_of_a_stage(with_ema):
+    for step, first in ((3, 1), (6, 4)):  # what is trained changes after step 3, and the mean begins anew
+        found = dict(leaves(open_model(with_ema, step, ema=True).params))
+        for path, mean in running_mean(with_ema, first, step).items():
+            np.testing.assert_allclose(found[path], mean, atol=1e-6, err_msg=path)
+    plain = dict(leaves(open_model(with_ema).params))
+    assert not np.array_equal(plain["pooler/kernel"], found["pooler/kernel"])
+    np.testing.assert_array_equal(plain["embeddings/tokens"], found["embeddings/tokens"])
+
+
+def test_commands_read_the_mean_and_the_card_says_so(with_ema, uninterrupted, tmp_path, capsys):
+    to = tmp_path / "hf"
+    assert main(["export", str(with_ema), "--to", str(to), "--ema"]) == 0
+    found = dict(leaves(open_model(to).params))
+    expected = dict(leaves(open_model(with_ema, ema=True).params))
+    for path, leaf in found.items():
+        np.testing.assert_array_equal(leaf, expected[path], path)
+    card = (to / "README.md").read_text()
+    assert "Its weights are a running mean (decay 0.6)." in card and "of the last checkpoint, not of the mean" in card
+    losses = [evaluate(Eval(with_ema, ema=ema))["loss"] for ema in (False, True)]
+    assert losses[0] != losses[1]
+    for arguments, said in (
+        (
+            ("export", uninterrupted, "--to", tmp_path / "other", "--ema"),
+            "--ema: .* was trained without optimizer.ema; leave it out",
+        ),
+        (("generate", to, "--prompt", "a", "--ema"), "--ema: .* is a Hugging Face folder, which has no checkpoints"),
+        (("export", with_ema, "--to", to, "--ema", "--average", "2"), "--average 2: cannot be combined with --ema"),
+    ):
+        capsys.readouterr()
+        assert main([*map(str, arguments)]) == 2
+        assert re.search(said, capsys.readouterr().err)
+
+
+def test_a_skipped_update_leaves_the_mean_as_it_is():
+    optimizer = Optimizer(ema=KEPT)
+    params, other = {"a": jnp.ones(3)}, {"a": jnp.full(3, 5.0)}
+    state = transformation(optimizer, [Parameter("a", (None,), {})], 8).init(params)
+    state = with_weights(optimizer, state, params, jnp.bool_(True))
+    state = with_weights(optimizer, state, other, jnp.bool_(False))
+    np.testing.assert_allclose(mean_weights(optimizer, state)["a"], np.ones(3), rtol=1e-6)

@@ -16,7 +16,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import PassingError, UserError
 from models.core.parameters import leaves
 from pretrain.__main__ import main
-from pretrain.commands.export import export_model
+from pretrain.commands.export import Export, export_model
 from pretrain.storage import journal
 from pretrain.storage.checkpoints import Checkpoints
 from pretrain.storage.journal import open_journal, read_metrics
@@ -185,12 +185,12 @@ def test_an_export_to_the_bucket_is_the_export_to_a_disk_and_weights_come_from_b
     bucket, uninterrupted, corpus_path, tmp_path, capsys
 ):
     bucket.upload_folder(uninterrupted, "bucket", "runs/a")
-    export_model(uninterrupted, tmp_path / "disk")
+    export_model(Export(run=uninterrupted, to=tmp_path / "disk"))
     assert main(["export", str(WORKDIR), "--to", str(EXPORT)]) == 0
     assert str(EXPORT) in capsys.readouterr().out
     bucket.put("bucket", "hf/a/generation_config.json", b"of an earlier export")
     bucket.put("bucket", "hf/a/generator/config.json", b"of an earlier ELECTRA")
-    export_model(WORKDIR, EXPORT)  # in the place of the first
+    export_model(Export(run=WORKDIR, to=EXPORT))  # in the place of the first
     filesystem().get(f"{EXPORT}/", f"{tmp_path}/cloud/", recursive=True)
     folders = tmp_path / "disk", tmp_path / "cloud"
     contents = [{file.name: file.read_bytes() for file in folder.rglob("*")} for folder in folders]
@@ -207,7 +207,7 @@ def test_an_export_to_the_bucket_is_the_export_to_a_disk_and_weights_come_from_b
 
     bucket.put("bucket", "hf/a/thesis.tex", b"")
     with pytest.raises(UserError, match="export --to gs://bucket/hf/a: holds thesis.tex, so it is not an export"):
-        export_model(WORKDIR, EXPORT)
+        export_model(Export(run=WORKDIR, to=EXPORT))
     assert ("bucket", "hf/a/thesis.tex") in bucket.objects
 
 

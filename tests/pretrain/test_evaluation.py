@@ -16,7 +16,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models.core.program import Program
 from pretrain.__main__ import main
-from pretrain.commands.export import export_model
+from pretrain.commands.export import Export, export_model
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.objective import Sums, Term
 from pretrain.objectives.replaced_token_detection import detection_report, score_histograms
@@ -336,6 +336,6 @@ def test_a_run_is_read_on_several_devices_also_where_they_do_not_divide_its_batc
     (measured,) = read_metrics(RunDirectory(uninterrupted), "eval")
     assert f"{measured['mlm_loss']:.4f}" in said and "evaluated on fsdp=4" in said
     assert "exported from 1 device" in said  # no chip has to hold all parameters
-    export_model(uninterrupted, tmp_path / "one")
+    export_model(Export(run=uninterrupted, to=tmp_path / "one"))
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "six")]
     assert files[0] == files[1]

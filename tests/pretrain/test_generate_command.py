@@ -14,7 +14,7 @@ import transformers
 from data_pipelines.command_line import parse
 from data_pipelines.tokenizers import stored
 from pretrain.__main__ import main
-from pretrain.commands.export import export_model
+from pretrain.commands.export import Export, export_model
 from pretrain.commands.generate import Generate, encode, in_place
 from pretrain.generation import decoding
 from pretrain.generation.settings import Decoding
@@ -140,7 +140,7 @@ def exported(gpt2_run, bert_run, electra_run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported")
     runs = {"gpt2": gpt2_run, "bert": bert_run, "electra": electra_run}
     for name, run in runs.items():
-        export_model(run, folder / name)
+        export_model(Export(run=run, to=folder / name))
     return {run: folder / name for name, run in runs.items()}
 
 

@@ -11,7 +11,7 @@ import transformers
 from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import stored
 from pretrain.__main__ import main
-from pretrain.commands.export import export_model
+from pretrain.commands.export import Export, export_model
 from pretrain.prompting import asking
 from pretrain.prompting.prompts import LONGEST_LINE, Example, Prompt, Prompter, Template, Tokens, drawn, read
 from pretrain.storage.run_directory import RunDirectory
@@ -194,7 +194,7 @@ def test_shots_without_room_are_left_out_whole_from_the_front_alike_for_all_choi
 def in_transformers(gpt2_run, tmp_path_factory):
     """(model, tokenizer) of the run's export."""
     folder = tmp_path_factory.mktemp("exports") / "gpt2"
-    export_model(gpt2_run, folder)
+    export_model(Export(run=gpt2_run, to=folder))
     load = lambda kind: kind.from_pretrained(folder)
     return load(transformers.AutoModelForCausalLM).eval(), load(transformers.AutoTokenizer)
 
@@ -284,7 +284,7 @@ def test_the_command_prints_a_row_for_each_number_of_shots_and_writes_them(file,
 
 
 def test_an_exported_folder_is_asked_as_its_run_is(file, gpt2_run, tmp_path):
-    export_model(gpt2_run, tmp_path / "hf")
+    export_model(Export(run=gpt2_run, to=tmp_path / "hf"))
     path, told = file(*QUESTIONS), {}
     for source in gpt2_run, tmp_path / "hf":
         out = tmp_path / f"{source.name}.json"

@@ -23,7 +23,7 @@ from models.families.t5 import T5
 from pretrain import metrics
 from pretrain.__main__ import main
 from pretrain.commands.eval import Eval, held_out_inputs
-from pretrain.commands.export import export_model
+from pretrain.commands.export import Export, export_model
 from pretrain.commands.generate import encode, in_place, seen
 from pretrain.generation import decoding
 from pretrain.generation.settings import Decoding
@@ -207,7 +207,7 @@ def test_a_long_text_of_a_source_is_one_again(tmp_path, t5_run):
 
 
 def test_a_folder_writes_the_targets_that_its_run_writes(t5_run, tmp_path, capsys, caplog):
-    export_model(t5_run, tmp_path / "hf")
+    export_model(Export(run=t5_run, to=tmp_path / "hf"))
     (tmp_path / "a").write_text("Zahl 3\nZahl 4\n"), (tmp_path / "b").write_text("number 3\nnumber 4\n")
     given = ["--source", f"parallel:{tmp_path}/a,{tmp_path}/b", "--max-tokens", 8, "--sample", "--seed", 3]
     found = [figures(capsys, run, *given, "--out", tmp_path / "out") for run in (t5_run, tmp_path / "hf")]
