@@ -42,8 +42,8 @@ class SpanBoundary(nn.Module):
         """
         right = left if right is None else right
         places = jnp.zeros(left.shape[:2], jnp.int32) if places is None else places
-        of_places = parameter(self, "places", nn.initializers.normal(self.init_std), (PLACES, self.width))
-        place = jnp.take(of_places, places, axis=0, mode="clip").astype(left.dtype)
+        positions = parameter(self, "positions", nn.initializers.normal(self.init_std), (PLACES, self.width))
+        place = jnp.take(positions, places, axis=0, mode="clip").astype(left.dtype)
         hidden = jnp.concatenate([left, right, place], -1).reshape(-1, 3 * self.width)  # [rows * n, 3 width]
         hidden = constrain(hidden, "batch", None)
         for name in ("first", "second"):
@@ -59,7 +59,7 @@ def boundary_head() -> Head:
     def module(c: Any, program: Program) -> SpanBoundary:
         return SpanBoundary(c.width, c.embedding, c.vocab_size, c.norm_epsilon, c.init_std, program.compute)
 
-    rows = [Parameter(f"{BOUNDARY}/places", (None, "width"), {}), Parameter(f"{BOUNDARY}/bias", ("vocab",), {})]
+    rows = [Parameter(f"{BOUNDARY}/positions", (None, "width"), {}), Parameter(f"{BOUNDARY}/bias", ("vocab",), {})]
     for name, inputs in (("first", None), ("second", "embedding")):
         rows += dense_parameters(f"{BOUNDARY}/{name}", (inputs, "embedding"), {})
         rows += norm_parameters(f"{BOUNDARY}/{name}_norm", ("embedding",), {})

@@ -35,7 +35,7 @@ def boundary_logits(params, hidden, table):
     for row, spans in enumerate(SPANS):
         for first, last in spans:
             for at in range(first, last + 1):
-                y = torch.cat([hidden[row, first - 1], hidden[row, last + 1], head["places"][at - first]])
+                y = torch.cat([hidden[row, first - 1], hidden[row, last + 1], head["positions"][at - first]])
                 for name in ("first", "second"):
                     y = functional.gelu(y @ head[name]["kernel"] + head[name]["bias"])
                     norm = head[f"{name}_norm"]
