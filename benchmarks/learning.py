@@ -14,7 +14,8 @@ document hash. Each run has one core to itself, as many run at once as there are
                 with frequencies at the rate that suits the held-out rows best
     units       BERT whose masks are pieces, words or spans of words, each also on rows masked by pieces and by words
     copies      BERT with new masks in every epoch, and with ten fixed ones of each row, or one
-    optimizers  BERT by AdamW, StableAdamW, Muon and Lion, and the step at which each reaches AdamW's last loss
+    optimizers  BERT by AdamW, Muon and Lion, and the step at which each reaches some losses
+    blocks      ModernBERT's layers beside BERT's, of equal FLOPs
     cloze       UniLM, whose predictions from left to right are beside a Kneser-Ney trigram of the same tokens, which
                 sees what is masked before them
 The table has all held-out figures, cross-entropy in nats, where frequencies give one too that in brackets. `python -m
@@ -46,6 +47,7 @@ VOCABULARY = 2048
 # No text is seen often enough to be learned by heart: no dropout. A wider start than BERT's 0.02, which suits a width
 # of 768. Short rows and small batches below: in so short a training the number of updates counts most.
 SHARED = "--model.dropout 0 --model.attention-dropout 0 --model.init-std 0.05 "
+REACHED = (4.0, 3.5)  # nats
 SLOWLY = "--schedule.peak 5e-4 --schedule.warmup 0.1 "
 
 
@@ -57,12 +59,13 @@ class Run(NamedTuple):
 
 class Trained(NamedTuple):
     """What is known of a run at its end.   held_out: the evaluator of its rows.   figures: on them.
-    evaluate: of another assembly, on so many rows."""
+    evaluate: of another assembly, on so many rows.   evaluations: those of the run."""
 
     assembly: Any
     held_out: Any
     figures: dict[str, float]
     evaluate: Callable
+    evaluations: list[dict[str, float]]
 
 
 class Study(NamedTuple):
@@ -163,12 +166,32 @@ def by_pieces_and_words(run: Trained, corpus: Corpus) -> dict[str, str]:
     return found
 
 
+def steps_to_losses(run: Trained, corpus: Corpus) -> dict[str, str]:
+    """The steps at which held-out losses are first reached, between two evaluations by interpolation."""
+    steps, losses = ([evaluated[name] for evaluated in run.evaluations] for name in ("step", "mlm_loss"))
+    best = np.minimum.accumulate(losses)
+    found = {}
+    for nats in REACHED:
+        at = float(np.interp(-nats, -best, steps)) if best[-1] <= nats <= best[0] else None
+        found[f"steps to {nats}"] = "" if at is None else f"{at:,.0f}"
+    return found
+
+
+def flops_of_a_step(run: Trained, corpus: Corpus) -> dict[str, str]:
+    """Model FLOPs of a train step."""
+    from pretrain.training.step import model_flops
+
+    recipe = run.assembly.recipe
+    return {"GFLOPs a step": f"{model_flops(recipe, recipe.phases[0]) / 1e9:.2f}"}
+
+
 _PAIR_ROWS = "--phases.0.length 64 --phases.0.batch-size 32 --optimizer.name adamw "
 _STREAM = "--phases.0.length 32 --phases.0.batch-size 16 --model.memory "
 # A second moment that remembers longer where batches are small.
 _DECODER = "--phases.0.length 256 --phases.0.batch-size 4 --optimizer.b2 0.99 --schedule.name warmup-stable-decay "
 _DECODER += "--schedule.peak 1e-3 --schedule.warmup 0.05 --schedule.decay 0.3 "
-_MASKED = "--objective.no-next-sentence --objective.layout packed-sentences "
+_PACKED, _NO_PAIRS = "--objective.layout packed-sentences ", "--objective.no-next-sentence "
+_MASKED = _NO_PAIRS + _PACKED
 _GEOMETRIC = "--objective.masking.ngrams " + " ".join(f"{0.2 * 0.8**n:.4f}" for n in range(10))
 _WORDS = "--objective.masking.unit word_starts "
 _ALONE = "--objective.noises.permute 0 --objective.noises.infill 0 --objective.noises.{}"
@@ -224,11 +247,12 @@ STUDIES = {
     ),
     "units": Study(
         "wordpiece",
-        SHARED + SLOWLY + _PAIR_ROWS + _MASKED,
+        SHARED + SLOWLY + _PAIR_ROWS + _PACKED,
         {
-            "pieces": Run("bert-tiny"),
-            "whole words": Run("bert-tiny", _WORDS),
-            "spans": Run("bert-tiny", _WORDS + _GEOMETRIC),
+            "pieces": Run("bert-tiny", _NO_PAIRS),
+            "whole words": Run("bert-tiny", _NO_PAIRS + _WORDS),
+            "spans": Run("bert-tiny", _NO_PAIRS + _WORDS + _GEOMETRIC),
+            "spans and their ends": Run("spanbert-tiny", "--optimizer.epsilon 1e-6 --optimizer.decay 0.01"),
         },
         by_pieces_and_words,
     ),
@@ -246,12 +270,21 @@ STUDIES = {
         SHARED + "--phases.0.length 64 --phases.0.batch-size 32 --schedule.warmup 0.1 " + _MASKED,
         {
             "adamw": Run("bert-tiny", "--optimizer.name adamw --schedule.peak 1e-3"),
-            "stable-adamw": Run("bert-tiny", "--optimizer.name stable-adamw --schedule.peak 1e-3"),
             "muon": Run("bert-tiny", "--optimizer.name muon --schedule.peak 1e-3"),
             "muon, twice the rate": Run("bert-tiny", "--optimizer.name muon --schedule.peak 2e-3"),
             "adamw, twice the rate": Run("bert-tiny", "--optimizer.name adamw --schedule.peak 2e-3"),
             "lion": Run("bert-tiny", "--optimizer.name lion --optimizer.b2 0.99 --schedule.peak 1e-4"),
         },
+        steps_to_losses,
+    ),
+    "blocks": Study(
+        "wordpiece",
+        SHARED + SLOWLY + "--phases.0.length 128 --phases.0.batch-size 16 --optimizer.name adamw " + _MASKED,
+        {
+            "bert": Run("bert-tiny", "--model.depth 3"),
+            "modernbert": Run("modernbert-tiny", "--objective.masking.rate 0.15"),
+        },
+        flops_of_a_step,
     ),
     "cloze": Study(
         "wordpiece",
@@ -267,7 +300,7 @@ class Options:
     """Train each model of a study with each seed, and write what it reached."""
 
     study: Annotated[str, tyro.conf.Positional]
-    """detection, memory, pairs, counting, noises, units, copies, optimizers or cloze."""
+    """detection, memory, pairs, counting, noises, units, copies, optimizers, blocks or cloze."""
     wikitext2: Path
     """Folder with train.txt and valid.txt."""
     only: tuple[str, ...] = ()
@@ -321,6 +354,7 @@ def trainings(study: Study, options: Options, folder: Path, prepared: Path) -> l
 
 def reached(run: Training, study: Study, prepared: Corpus) -> dict[str, str]:
     """Cells of a run: its held-out figures, what frequencies reach in brackets, and the study's own."""
+    from pretrain.storage.journal import read_metrics
     from pretrain.storage.run_directory import RunDirectory
     from pretrain.training.evaluate import Evaluators
     from pretrain.training.opened import restore
@@ -339,7 +373,8 @@ def reached(run: Training, study: Study, prepared: Corpus) -> dict[str, str]:
     figures, guess = evaluated(held_out), held_out.baselines()
     again = lambda assembly, rows: evaluated(evaluators(assembly, rows))
     (of_corpus,) = held_out.of.values()
-    found = study.also(Trained(restored.assembly, of_corpus, figures, again), prepared)
+    evaluations = read_metrics(directory, "eval")
+    found = study.also(Trained(restored.assembly, of_corpus, figures, again, evaluations), prepared)
     beside = {name: f" ({value:.3f})" for name, value in guess.items()}
     return {name: f"{value:.3f}{beside.get(name, '')}" for name, value in figures.items()} | found
 
