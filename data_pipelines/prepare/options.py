@@ -36,9 +36,9 @@ class Prepare:
     """Tokenise text and store it as a corpus. After an interruption, the same command continues."""
 
     source: Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
-    """Text to read (repeatable): text:DIR_OR_PATTERN, jsonl:, parquet:, wikiextractor:, fasta:, conll:, parallel: or
-    arrow: (files may be .gz .zst .bz2 .xz, local or behind gs://, s3:// or https://), tfds:NAME:SPLIT, or builtin
-    (documentation that comes with Python)."""
+    """Text to read (repeatable): text:DIR_OR_PATTERN, jsonl:, parquet:, wikiextractor:, fasta:, conll:, parallel:,
+    dialogue: or arrow: (files may be .gz .zst .bz2 .xz, local or behind gs://, s3:// or https://), tfds:NAME:SPLIT, or
+    builtin (documentation that comes with Python)."""
     out: Place
     """The corpus to write: a directory, or gs://BUCKET/NAME."""
     tokenizer: str = "wordpiece"
