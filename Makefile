@@ -49,7 +49,7 @@ $(VENV)/installed-%: requirements.txt requirements-gcs.txt constraints.txt
 	$(INSTALL) -r requirements.txt $(MORE) $(if $(JAX_EXTRA),"jax$(JAX_EXTRA)",)
 	touch $@
 
-$(VENV)/installed-dev: requirements-dev.txt requirements-gcs.txt constraints.txt $(VENV)/installed-$(ACCELERATOR)
+$(VENV)/installed-dev: requirements-dev.txt requirements-gcs.txt requirements-jieba.txt constraints.txt $(VENV)/installed-$(ACCELERATOR)
 	@echo "installing PyTorch and what else the tests need: some minutes"
 	$(INSTALL) -r requirements-dev.txt
 	touch $@

@@ -1,6 +1,7 @@
 """python -m data_pipelines prepare --source KIND:LOCATION --out CORPUS [...]    tokenise text and store it as a corpus
 python -m data_pipelines show CORPUS [--recipe NAME|FILE]                     print statistics and examples
 python -m data_pipelines verify CORPUS                                        check the hash of every file
+python -m data_pipelines segment --words SEGMENTER [--gold FILE] [...]        divide text into words, and score them
 
 COMMAND --help lists the options of a command. Exit status: 0 success, 2 an error whose message says how to cure it,
 130 interrupted, 134 a failed disk, storage or other process: start the same command again to continue.
@@ -87,7 +88,14 @@ def verify(arguments: list[str], console) -> None:
     verify(parse(Verify, arguments, "python -m data_pipelines verify"), console)
 
 
-COMMANDS = {"prepare": prepare, "show": show, "verify": verify}
+def segment(arguments: list[str], console) -> None:
+    from data_pipelines.command_line import parse
+    from data_pipelines.segment import Segment, segment
+
+    segment(parse(Segment, arguments, "python -m data_pipelines segment"), console)
+
+
+COMMANDS = {"prepare": prepare, "show": show, "verify": verify, "segment": segment}
 
 if __name__ == "__main__":
     try:

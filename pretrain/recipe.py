@@ -30,6 +30,7 @@ from pretrain.json_values import KIND, brought_up_to_date, make, once, plain
 from pretrain.lora import Lora, with_products
 from pretrain.objectives.causal_language_model import CausalLanguageModel
 from pretrain.objectives.masked_language_model import MaskedLanguageModel, MaskedWithGlobals
+from pretrain.objectives.masked_units import MaskedUnits
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
 from pretrain.objectives.objective import Objective, Phase, Task, Teacher
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
@@ -43,6 +44,7 @@ from pretrain.schedules import Numbers, Schedule, learning_rate, numbers
 OBJECTIVES = {
     "causal-language-model": CausalLanguageModel,
     "masked-language-model": MaskedLanguageModel,
+    "masked-units": MaskedUnits,
     "masked-with-globals": MaskedWithGlobals,
     "next-token-prediction": NextTokenPrediction,
     "permutation-language-model": PermutationLanguageModel,

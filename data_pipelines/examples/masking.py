@@ -146,8 +146,8 @@ class MaskedRows(RowLayout):
         units = [TOKEN, *(name for name, field in fields.items() if field.dtype == "bool")]
         if self.masks.unit not in units:
             raise UserError(
-                f"objective.masking.unit={self.masks.unit!r}: corpus {corpus.path} has no field by token that marks "
-                f"where such units begin; use one of {', '.join(units)}"
+                f"masking by unit={self.masks.unit!r}: corpus {corpus.path} has no field by token that marks where "
+                f"such units begin; use one of {', '.join(units)}, or prepare it with --units"
             )
         if self.masks.similar and not has_similar_words(corpus):
             raise UserError(

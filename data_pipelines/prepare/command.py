@@ -66,7 +66,7 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
             return _leave(options.out, before, console)
         if before:
             word_starts = fields_of(before)["word_starts"].kept
-            check_added(before, planned(sources, before["vocab_size"], word_starts, options.steps))
+            check_added(before, planned(sources, before["vocab_size"], word_starts, options.steps, options.units))
         partial.open_folder(options.out)
         several = options.finish or options.runner or cloud.in_cloud(options.out)
         with contextlib.nullcontext() if several else partial.alone(options.out, options.part):
@@ -132,7 +132,8 @@ def _units(options: Prepare, sources: tuple[Source, ...], before: dict | None, p
 def _begin(options: Prepare, sources, found: Plan, before, runner_options, console: Console) -> partial.State:
     """Return the stored state of the unfinished corpus. Write it first if no process has."""
     base = before and before["fingerprint"]
-    out, now = options.out, partial.State(settings(options), partial.versions(options.steps), {}, found, {}, base)
+    out, versions = options.out, partial.versions(options.steps, options.units)
+    now = partial.State(settings(options), versions, {}, found, {}, base)
     given_up = partial.parts_from(out, found.first)  # if there is still no state when it is read below
     state = partial.read_state(out)
     if state is None:

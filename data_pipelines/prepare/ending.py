@@ -20,6 +20,7 @@ from data_pipelines.prepare.plan import kept_at
 from data_pipelines.prepare.training import MOST_UNKNOWN
 from data_pipelines.processes import over_parts
 from data_pipelines.show import show_problems
+from data_pipelines.store.fields import STORED
 from data_pipelines.store.files import SUMMARY, write_json
 from data_pipelines.store.job import manifest_of, word_starts_of, write_tables
 from data_pipelines.store.parts import part_name
@@ -71,7 +72,7 @@ def _tables(work: Work, state: partial.State) -> dict[str, np.ndarray]:
     """Return what is looked up by token or word: name -> array."""
     encoder, tables = read_encoder(work.tokenizer), {}
     word_starts = word_starts_of(encoder)[1]
-    if word_starts is not None:
+    if word_starts is not None and work.job.fields["word_starts"].kept != STORED:
         missing = work.job.vocab_size - len(word_starts)  # ids that occur in no text
         tables["word_starts"] = np.pad(word_starts, (0, missing), constant_values=True)
     if path := state.settings.get("similar_words"):
@@ -82,7 +83,7 @@ def _tables(work: Work, state: partial.State) -> dict[str, np.ndarray]:
 
 def _check_text(work: Work, state: partial.State, before: dict | None, summaries: list[dict]) -> None:
     if any(sizes["documents"] for summary in summaries for sizes in summary["splits"].values()):
-        return
+        return _check_words(work, [*summaries, *(before["parts"] if before else [])])
     problems = Problems()
     for summary in summaries:
         problems.merge(summary["counts"])
@@ -91,6 +92,16 @@ def _check_text(work: Work, state: partial.State, before: dict | None, summaries
     for folder in [work.out / "parts"] if before is None else partial.parts_from(work.out, work.plan.first):
         cloud.remove_folder(folder)
     raise UserError(f"--source {' '.join(state.settings['source'])}: no documents with text ({reasons or 'no text'})")
+
+
+def _check_words(work: Work, summaries: list[dict]) -> None:
+    """Raise UserError for a segmenter that has found no word of several characters in the whole corpus."""
+    for field, spec, _ in work.job.units:
+        if not any(summary["words"][field] for summary in summaries):
+            raise UserError(
+                f"--units {field.removesuffix('_starts')}={spec}: no word of two or more Chinese characters is in "
+                "the text; give another list, simplified or traditional as the text is, and another --out"
+            )
 
 
 def _described(work: Work, state: partial.State, before: dict | None) -> dict:

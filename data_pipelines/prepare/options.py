@@ -17,6 +17,7 @@ from data_pipelines.formats.values import CODE, Value, parse_value
 from data_pipelines.store.fields import PLANNED, TAKEN, check_name
 from data_pipelines.text.sentences import check_language
 from data_pipelines.text.steps import check_steps
+from data_pipelines.text.words import digests
 from data_pipelines.tokenizers.table import KINDS, check_specials
 
 LARGEST_VOCABULARY = 10_000_000  # trainers allocate it before they read
@@ -26,6 +27,7 @@ MOST_SENTINELS = 10_000
 MEANS = ("out", "processes", "part", "finish", "append", "runner")
 # Options that --append takes from the command line; it takes all others from the corpus
 OF_FORMATS = ("documents", "undecodable", "tfds_dir", "token_column", "label_column")
+LEXICONS = "lexicons"  # in settings: segmenter of --units -> sha256 of its list
 OF_SOURCES = ("source", "language", "field", "task_prefix", "code", "code_field", "part_size", *OF_FORMATS)
 
 
@@ -34,9 +36,9 @@ class Prepare:
     """Tokenise text and store it as a corpus. After an interruption, the same command continues."""
 
     source: Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
-    """Text to read (repeatable): text:DIR_OR_PATTERN, jsonl:, parquet:, wikiextractor:, fasta:, conll:, parallel: or
-    arrow: (files may be .gz .zst .bz2 .xz, local or behind gs://, s3:// or https://), tfds:NAME:SPLIT, or builtin
-    (documentation that comes with Python)."""
+    """Text to read (repeatable): text:DIR_OR_PATTERN, jsonl:, parquet:, wikiextractor:, fasta:, conll:, parallel:,
+    dialogue: or arrow: (files may be .gz .zst .bz2 .xz, local or behind gs://, s3:// or https://), tfds:NAME:SPLIT, or
+    builtin (documentation that comes with Python)."""
     out: Place
     """The corpus to write: a directory, or gs://BUCKET/NAME."""
     tokenizer: str = "wordpiece"
@@ -92,6 +94,10 @@ class Prepare:
     steps: tuple[str, ...] = ()
     """Steps that clean the text before anything else, in this order: nfc, nfkc, control-characters, tags, empty-pairs,
     short (leaves out documents of fewer than 100 characters)."""
+    units: tuple[str, ...] = ()
+    """Where words or other units begin in Chinese text, NAME=SEGMENTER: word=jieba phrase=forward:FILE. Stored as
+    NAME_starts, for masking; word replaces the tokenizer's words. forward:FILE and backward:FILE match the longest
+    words of a list (one a line); jieba: the package; spaces: the text has spaces between words."""
     heldout: float = 0.01
     """Share of documents to hold out (0: none), chosen by hash; raised up to 0.05 if that is less than 50,000
     tokens."""
@@ -137,6 +143,7 @@ def settings(options: Prepare) -> dict:
     check_steps(options.steps)
     share(options)
     result = {name: value for name, value in dataclasses.asdict(options).items() if name not in MEANS}
+    result |= {LEXICONS: digests(options.units)}
     result |= {"language": languages(options), "field": options.field or ("text",), "sentinels": sentinels(options)}
     values_of(options)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in result.items()}
@@ -233,11 +240,15 @@ def inherit(options: Prepare, of_corpus: dict) -> Prepare:
     UserError if the command line sets one of the others to another value."""
     default, inherited = Prepare((), Path()), {}
     for name, stored in of_corpus.items():
-        if name in OF_SOURCES:
+        if name in (*OF_SOURCES, LEXICONS):
             continue
         value, stored = getattr(options, name), tuple(stored) if isinstance(stored, list) else stored
         if value not in (stored, getattr(default, name)):
             option = f"--{name.replace('_', '-')} {value}"
             raise UserError(f"{option}: the corpus has {stored}, which --append cannot change; leave it out")
         inherited[name] = stored
-    return dataclasses.replace(options, **inherited)
+    now = dataclasses.replace(options, **inherited)
+    for spec, digest in digests(now.units).items():
+        if digest != of_corpus[LEXICONS][spec]:
+            raise UserError(f"--units {spec}: the file has changed since the corpus was made; --append needs the same")
+    return now

@@ -12,7 +12,7 @@ import json
 import shutil
 import tempfile
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +26,7 @@ from data_pipelines.prepare.options import Prepare, settings
 from data_pipelines.prepare.plan import Plan
 from data_pipelines.store.files import SUMMARY, beside
 from data_pipelines.text.steps import check_steps
+from data_pipelines.text.words import JIEBA, fields_of
 
 FOLDER = ".partial"
 UNITS = "arrays"  # not "units": an older version may have left files of another format there
@@ -125,7 +126,8 @@ def check(out: Path, state: State, now: State) -> None:
         how = "with" if state.base else "without"
         raise UserError(f"{begun}, and was begun {how} --append; finish that command, {anew}")
     if differing := differences(state.versions, now.versions):
-        known = [name for name in LIBRARIES if name in state.versions and state.versions[name] != now.versions[name]]
+        begun_with, libraries = state.versions, (*LIBRARIES, JIEBA)
+        known = [name for name in libraries if name in begun_with and begun_with[name] != now.versions[name]]
         named = " ".join(f"{name}=={state.versions[name]}" for name in known)
         # Other versions change with Python or with this program
         mend = f"pip install {named}" if named else "use the Python and the commit that began it"
@@ -179,9 +181,10 @@ def remove(out: Path) -> None:
     cloud.remove_folder(out / FOLDER)
 
 
-def versions(steps: Iterable[str] = ()) -> dict[str, str]:
-    """Return the versions here: library, or 'step NAME' -> version."""
-    found = {name: version(name) for name in LIBRARIES} | {"Unicode": unicodedata.unidata_version}
+def versions(steps: Iterable[str] = (), units: Sequence[str] = ()) -> dict[str, str]:
+    """Return the versions here: library, or 'step NAME' -> version.   units: of --units."""
+    more = [JIEBA] if JIEBA in fields_of(units).values() else []
+    found = {name: version(name) for name in (*LIBRARIES, *more)} | {"Unicode": unicodedata.unidata_version}
     return found | {f"step {name}": str(number) for name, number in check_steps(steps)}
 
 

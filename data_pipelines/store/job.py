@@ -19,13 +19,14 @@ from data_pipelines.store.fields import BY_TOKEN, BY_TOKEN_BEFORE, STORED, Field
 from data_pipelines.store.files import describe_files
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.text.steps import STEPS
+from data_pipelines.text.words import fields_of as fields_of_units
 
 
 @dataclass(frozen=True)
 class Job:
     """sources: where documents come from. vocab_size: of the tokenizer. fields: name -> Field, of the whole corpus.
     heldout: share of the documents to hold out for evaluation. parts: number of parts in the plan. steps: the text
-    steps that every document goes through."""
+    steps that every document goes through. units: (field, segmenter, digest of its lexicon or None) of --units."""
 
     sources: tuple[Source, ...]
     vocab_size: int
@@ -33,6 +34,7 @@ class Job:
     heldout: float = 0.01
     parts: int = 1
     steps: tuple[str, ...] = ()
+    units: tuple[tuple[str, str, str | None], ...] = ()
 
     def stored(self, per: str) -> dict[str, Field]:
         """Return the fields that are written per token, sentence or document."""
@@ -49,10 +51,14 @@ def word_starts_of(encoder: Encoder) -> tuple[str, np.ndarray | None]:
 
 
 def planned(
-    sources: Sequence[Source], vocab_size: int, word_starts: str, steps: Sequence[str] = ()
+    sources: Sequence[Source],
+    vocab_size: int,
+    word_starts: str,
+    steps: Sequence[str] = (),
+    units: Sequence[str] = (),
 ) -> dict[str, Field]:
     """Return the fields of a corpus of these sources and text steps. Raises UserError if two of them define a field
-    differently. word_starts: how they are kept."""
+    differently. word_starts: how the tokenizer's are kept. units: of --units."""
     languages = sorted({source.language for source in sources})
     segments = dict.fromkeys(chain(*(FORMATS[source.kind].segments(source.options) for source in sources)))
     fields = {
@@ -60,7 +66,7 @@ def planned(
         "word_starts": Field("bool", kept=word_starts),
         "sources": Field("uint16", per="document", values=tuple(map(str, sources))),
         "languages": Field("uint16", per="document", values=tuple(languages)),
-    }
+    } | dict.fromkeys(fields_of_units(units), Field("bool"))
     if list(segments) != ["text"]:
         fields["segments"] = Field("uint8", per="sentence", values=tuple(segments))
     if any("," in language for language in languages):

@@ -7,6 +7,7 @@
 Memory: about 80 bytes per document of the part, and the arrays of one unit.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -74,10 +75,11 @@ def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict[str, dict
     found, offsets, files, paths = [], [], [], {}
     texts_of = {name: field.values for name, field in job.fields.items() if field.values is not None}
     numbered = {name: {text: number for number, text in enumerate(texts)} for name, texts in texts_of.items()}
-    problems, characters, sentences, tokens = Problems(), 0, 0, 0
+    problems, characters, sentences, tokens, words = Problems(), 0, 0, 0, Counter()
     for folder in folders:
         unit = read_unit(folder, hashed=True)
         problems.merge(unit.summary["problems"])
+        words.update(unit.summary.get("words", {}))  # an earlier version may have made it
         characters, documents = characters + unit.summary["characters"], unit.documents
         for name, texts in unit.summary["values"].items():
             numbers = [numbered[name].setdefault(text, len(numbered[name])) for text in texts]
@@ -104,7 +106,7 @@ def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict[str, dict
     starts = np.append(documents["start"], sentences)
     starts[0] = 0  # sentences without tokens may come before
     values = {name: [] if job.fields[name].kept == TEXT else list(numbers) for name, numbers in numbered.items()}
-    sums = {"characters": characters, "counts": problems, "values": values}
+    sums = {"characters": characters, "counts": problems, "values": values} | ({"words": words} if words else {})
     return Documents(starts, size, documents), numbered, sums
 
 

@@ -4,7 +4,8 @@
     sentences.npy      uint32 [sentences], tokens of each sentence
     documents.npy      DOCUMENT [documents], and a column for each of their values
     summary.json       characters; problems: what could not be read; paths: of the ranges; values: what the numbers of
-                       fields stand for in this unit; files: sizes and hashes
+                       fields stand for in this unit; words: how many words of several characters each of the job's
+                       segmenters has found; files: sizes and hashes
 
 A document that continues from the unit before is the first here, and `continues` is true. Documents without tokens are
 included: only when units are joined to a part is it known which documents are empty, and which split each goes to.
@@ -30,6 +31,7 @@ from data_pipelines.store.job import Job
 from data_pipelines.text.encoding import Encoded, Encoder
 from data_pipelines.text.sentences import starts
 from data_pipelines.text.steps import run
+from data_pipelines.text.words import Cut, edges, mark, segmenter, several
 
 BATCH = 1 << 20  # characters encoded at a time
 VALUE = "value "  # prefix of the columns of values
@@ -42,7 +44,8 @@ def write_unit(folder: Path, unit: tuple[Range, ...], job: Job, encoder: Encoder
     if is_whole(folder):
         return
     problems, files = Problems(), UnitFiles(folder, job)
-    batches = Batches(files, encoder, job.fields)
+    cuts = {field: segmenter(spec, digest) for field, spec, digest in job.units}
+    batches = Batches(files, encoder, job.fields, cuts)
     for index, part in enumerate(unit):
         source, plainly = job.sources[part.source], functools.partial(problems.note, PLAIN_SPACES, part.path)
         drop = functools.partial(problems.note, where=part.path)
@@ -51,7 +54,7 @@ def write_unit(folder: Path, unit: tuple[Range, ...], job: Job, encoder: Encoder
             batches.add(document, begins, part.source, index, source.language)
     batches.flush()
     values = {name: list(numbers) for name, numbers in batches.values.items()}
-    files.finish(batches.characters, problems, [part.path for part in unit], values)
+    files.finish(batches.characters, problems, [part.path for part in unit], values, batches.words)
 
 
 class UnitFiles:
@@ -80,12 +83,21 @@ class UnitFiles:
         for name, array in {"sentences": lengths, **fields}.items():
             self.files[name].write(array)
 
-    def finish(self, characters: int, problems: dict, paths: list[str], values: dict[str, list[str]]) -> None:
-        """Close the files and put the folder in its place. values: field -> texts that its numbers stand for here."""
+    def finish(
+        self, characters: int, problems: dict, paths: list[str], values: dict[str, list[str]], words: dict | None = None
+    ) -> None:
+        """Close the files and put the folder in its place. values: field -> texts that its numbers stand for here.
+        words: as in the summary."""
         for file in self.files.values():
             file.close()
         np.save(self._place("documents"), np.concatenate(self.documents))
-        summary = {"characters": characters, "problems": problems, "paths": paths, "values": values}
+        summary = {
+            "characters": characters,
+            "problems": problems,
+            "paths": paths,
+            "values": values,
+            "words": words or {},
+        }
         write_json(self.temporary / SUMMARY, summary | {"files": describe_files(self.temporary, "*.npy")})
         put_folder(self.temporary, self.folder)
 
@@ -100,14 +112,18 @@ class _Text(NamedTuple):
 
 
 class Batches:
-    """Writes documents to the files of a unit. characters: number of characters in the texts so far."""
+    """Writes documents to the files of a unit. characters: number of characters in the texts so far. cuts: the
+    segmenters of fields."""
 
-    def __init__(self, files: UnitFiles, encoder: Encoder, fields: dict[str, Field]):
-        self.files, self.encoder, self.fields = files, encoder, fields
+    def __init__(
+        self, files: UnitFiles, encoder: Encoder, fields: dict[str, Field], cuts: dict[str, Cut] | None = None
+    ):
+        self.files, self.encoder, self.fields, self.cuts = files, encoder, fields, cuts or {}
+        self.words = dict.fromkeys(self.cuts, 0)
         self.characters, self.range = 0, None  # range: of the document before
         # values: for fields of texts, text -> its number in this unit; by token and sentence, 0 means no value
         self.valued = valued(fields)
-        self.annotated = {name: fields[name] for name in fields if name not in {*PLANNED, *self.valued}}
+        self.annotated = {name: fields[name] for name in fields if name not in {*PLANNED, *self.valued, *self.cuts}}
         self.values = {name: {"": 0} for name, field in self.annotated.items() if field.values is not None}
         self.values |= {name: {} for name, field in self.valued.items() if field.values is not None}
         self._empty()
@@ -138,17 +154,24 @@ class Batches:
 
     def flush(self) -> None:
         """Encode and write the texts that wait."""
-        places = [np.concatenate([text.starts, *_spans(text.notes)]) for text in self.texts]
+        found = [[edges(text.segment.text, text.starts, cut) for cut in self.cuts.values()] for text in self.texts]
+        places = [
+            np.concatenate([text.starts, *_spans(text.notes), *(each[:, 0] for each in of_text)])
+            for text, of_text in zip(self.texts, found, strict=True)
+        ]
         encoded = self.encoder.encode([text.segment.text for text in self.texts], places)
         counts = np.array([(len(text.starts), len(text.notes)) for text in self.texts], np.int64).reshape(-1, 2)
+        of_cuts = np.array([[*map(len, of_text)] for of_text in found], np.int64).reshape(len(found), len(self.cuts))
+        encoded, *by_cut = _divided(encoded, np.column_stack([counts @ [1, 2], of_cuts]))
         lengths, begin, end = _cut(encoded, *counts.T)
         kept = lengths > 0  # a sentence of control characters has no tokens
         documents = np.array(self.begun, self.files.dtype)
         documents["start"] = np.append(0, np.cumsum(kept))[documents["start"]]
         fields = {"tokens": encoded.tokens, **self._annotated(len(encoded.tokens), begin, end, kept)}
-        if "word_starts" in self.files.files:
+        if "word_starts" in self.files.files or self.cuts:
             by_token = encoded.word_starts is None
-            fields["word_starts"] = self.encoder.word_starts[encoded.tokens] if by_token else encoded.word_starts
+            word_starts = self.encoder.word_starts[encoded.tokens] if by_token else encoded.word_starts
+            fields |= self._marked(word_starts, found, by_cut)
         names, languages = [text.segment.name for text in self.texts], [text.language for text in self.texts]
         for name, of_texts in (("segments", names), ("segment_languages", languages)):
             if name in self.fields:
@@ -157,6 +180,17 @@ class Batches:
         self.files.add(lengths[kept], documents, **fields)
         self.characters += self.size
         self._empty()
+
+    def _marked(self, word_starts: np.ndarray, found: list, by_cut: list[Encoded]) -> dict[str, np.ndarray]:
+        """Return where words begin, for each stored field: name -> bool [tokens]. word_starts: the tokenizer's. found:
+        for each text, its `edges` by each segmenter; by_cut: the texts with these as their places."""
+        marked = {"word_starts": word_starts} if "word_starts" in self.files.files else {}
+        for index, (name, encoded) in enumerate(zip(self.cuts, by_cut, strict=True)):
+            of_texts = [of_text[index] for of_text in found]
+            places, begins = np.concatenate([np.zeros((0, 2), np.int64), *of_texts]).T
+            self.words[name] += several(places, begins == 1)
+            marked[name] = mark(word_starts, encoded, begins == 1, np.array([*map(len, of_texts)], np.int64))
+        return marked
 
     def _annotated(self, tokens: int, begin: np.ndarray, end: np.ndarray, kept: np.ndarray) -> dict[str, np.ndarray]:
         """Return the values of annotations: name -> [tokens or sentences, ...]. begin, end: i64 [annotations]."""
@@ -187,6 +221,13 @@ class Batches:
 def _spans(notes: list[Annotation]) -> np.ndarray:
     """Return where annotations begin and end, in characters: i64 [2, notes]."""
     return np.array([(note.start, note.end) for note in notes], np.int64).reshape(-1, 2).T
+
+
+def _divided(encoded: Encoded, sizes: np.ndarray) -> list[Encoded]:
+    """Return the encoded texts with each kind of places. sizes: i64 [texts, kinds], of the places of each text."""
+    kind = np.repeat(np.tile(np.arange(sizes.shape[1]), len(sizes)), sizes.ravel())
+    of_kind = (kind == index for index in range(sizes.shape[1]))
+    return [encoded._replace(ended=encoded.ended[of], straddled=encoded.straddled[of]) for of in of_kind]
 
 
 def _cut(encoded: Encoded, sentences: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from data_pipelines.errors import UserError
+from data_pipelines.examples.dialogues import TURNS, Dialogues
 from data_pipelines.examples.layout import RowLayout
 from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.packed_sentences import PackedSentences, SentenceGlobals
@@ -21,13 +22,14 @@ from pretrain.objectives.cross_entropy import predicted
 from pretrain.objectives.objective import Batch, Objective, Phase, inputs_of
 from pretrain.objectives.protocols import Encoder
 
-PAIRS, SENTENCE_PAIRS = "segment-pairs", "sentence-pairs"
+PAIRS, SENTENCE_PAIRS, DIALOGUES = "segment-pairs", "sentence-pairs", "dialogues"
 PACKED, PACKED_ACROSS, ONE_DOCUMENT = "packed-sentences", "packed-across-documents", "document-sentences"
 
 PREDICTIONS = "prediction_targets", "prediction_weights"  # arrays of a batch
 
 PACKED_AS = {PACKED: {}, PACKED_ACROSS: {"cross_document_attention": True}, ONE_DOCUMENT: {"one_document": True}}
-PAIRED = {PAIRS: SegmentPairs, SENTENCE_PAIRS: SentencePairs}  # layouts of pairs, which may have a label
+# Layouts of pairs or of turns, which may have a label
+PAIRED = {PAIRS: SegmentPairs, SENTENCE_PAIRS: SentencePairs, DIALOGUES: Dialogues}
 LAYOUTS = PAIRED | {name: partial(PackedSentences, **how) for name, how in PACKED_AS.items()}
 
 
@@ -50,9 +52,10 @@ class MaskedLanguageModel(Objective):
 
     predictions = MappingProxyType({"mlm": PREDICTIONS})
 
-    # How rows are made: segment-pairs, sentence-pairs, packed-sentences, packed-across-documents, document-sentences
+    # How rows are made: segment-pairs, sentence-pairs, dialogues, packed-sentences, packed-across-documents,
+    # document-sentences
     layout: str = PAIRS
-    next_sentence: bool = True  # also classify whether B follows A or is random
+    next_sentence: bool = True  # also classify whether B follows A or is random; in dialogues, whether a turn is
     sentence_order: bool = False  # also classify whether B follows A or A follows B; excludes next_sentence
     masking: Masking = Masking()
     globals: int = 0  # number of global tokens of a row in any sparse pattern: its first token, then separators
@@ -76,6 +79,8 @@ class MaskedLanguageModel(Objective):
         return (Encoder, TOKENS, PAIR) if self.label else (Encoder, TOKENS)
 
     def check(self, model_config, corpus, phase):
+        if self.layout == DIALOGUES and model_config.types < TURNS:
+            raise UserError(f"model.types={model_config.types}: dialogues have {TURNS} turns; use {TURNS} or more")
         if not self.globals:
             return
         family, setting = family_of(model_config), f"objective.globals={self.globals}"
@@ -85,8 +90,8 @@ class MaskedLanguageModel(Objective):
             raise UserError(f"{setting}: has no effect with model.pattern.name=dense; set it to 0")
 
     def rows(self, phase):
-        rows = masked_rows(self.layout, phase.length, self.masking, self.label)
         try:
+            rows = masked_rows(self.layout, phase.length, self.masking, self.label)
             return dataclasses.replace(rows, global_tokens=self.globals)
         except UserError as error:
             raise UserError(f"objective.{error}") from None

@@ -88,6 +88,7 @@ CASES = {
     "ctrl": Case(_config("ctrl", positions=32, **WIDE), NextTokenPrediction()),
     "electra": Case(_electra(), ReplacedTokenDetection()),
     "electra-encoder": Case(_electra().encoder("discriminator"), Classify()),
+    "ernie": Case(_config("ernie", positions=32, **WIDE), MaskedLanguageModel()),
     "gpt": Case(_config("gpt", positions=32, **WIDE | {"feed_forward": 64}), NextTokenPrediction()),
     "gpt2": Case(_config("gpt2", positions=32, **WIDE), NextTokenPrediction()),
     "longformer": Case(_config("longformer", positions=32, pattern=NEAR, **WIDE), MASKED, globals=True),

@@ -148,6 +148,7 @@ REFERENCES = {
     "ctrl": next_token,
     "electra": electra,
     "electra-encoder": classified,
+    "ernie": masked("next_sentence_label"),
     "gpt": next_token,
     "gpt2": next_token,
     "longformer": masked(None),

@@ -18,7 +18,7 @@ OUT = ["prepare", "--source", "builtin", "--out", "corpus"]
     ("arguments", "said"),
     [
         (["prepair"], "unknown command prepair; did you mean prepare?"),
-        (["qqq"], "unknown command qqq; use one of prepare, show"),
+        (["qqq"], "unknown command qqq; use one of prepare, segment, show"),
         (["prepare", "--sorce", "builtin"], "unknown option --sorce; did you mean --source?"),
         ([*OUT, "--vocab-sizes=3"], "unknown option --vocab-sizes; did you mean --vocab-size?"),
         ([*OUT, "--vocab-size", "many"], "prepare: --vocab-size 'many': give a whole number; see"),

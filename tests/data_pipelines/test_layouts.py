@@ -200,7 +200,7 @@ ERRORS = [
     (lambda: Masking(unit="word_starts", ngrams=(float("nan"), 1.0)), "must be weights of at least 0"),
     (
         lambda: PackedSentences(32, Masking(unit="phrases")),
-        "objective.masking.unit='phrases': corpus .* has no field by token .*; use one of token, word_starts",
+        "masking by unit='phrases': corpus .* has no field by token .*; use one of token, word_starts",
     ),
 ]
 LACKING = [

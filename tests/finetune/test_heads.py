@@ -54,6 +54,7 @@ TASKS = {  # family -> (fields of its config, its heads)
     "bigbird": (SHORT | {"pattern": Pattern()}, ALL),
     "ctrl": (SHORT, (CLASSIFIER,)),
     "electra-encoder": (NARROW, ALL),
+    "ernie": (SHORT, ALL),
     "gpt": (SHORT, (CLASSIFIER,)),
     "gpt2": (SHORT, (CLASSIFIER, TAGGER, SPANS)),
     "longformer": (SHORT | {"pattern": NEAR}, ALL),

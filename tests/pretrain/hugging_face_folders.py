@@ -18,6 +18,7 @@ from models.families.bert import BertConfig
 from models.families.bigbird import BigBirdConfig
 from models.families.ctrl import CTRLConfig
 from models.families.electra import ElectraConfig, Tower
+from models.families.ernie import ErnieConfig
 from models.families.gpt import GPTConfig
 from models.families.gpt2 import GPT2Config
 from models.families.longformer import LongformerConfig
@@ -63,6 +64,7 @@ MODELS = {  # kind -> (config, tokenizer)
         "wordpiece",
     ),
     "unilm": (UniLMConfig(**SHORT), "wordpiece"),
+    "ernie": (ErnieConfig(**SHORT), "wordpiece"),
     "xlnet": (XLNetConfig(**SIZES), "wordpiece"),
     "roberta": (RobertaConfig(**SHORT), "roberta"),
     "roberta pairs": (RobertaConfig(**SHORT), "roberta"),

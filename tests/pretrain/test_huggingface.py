@@ -45,6 +45,7 @@ LOADERS = [  # kind, part, another class that loads it beside the one that it na
     ("albert groups", "", None),
     ("electra", "", "AutoModelForPreTraining"),
     ("electra", "generator", "AutoModelForMaskedLM"),
+    ("ernie", "", "AutoModelForPreTraining"),
     ("unilm", "", "AutoModelForMaskedLM"),
     ("xlnet", "", "AutoModelForPreTraining"),
     ("xlnet", "", "AutoModelForCausalLM"),
@@ -130,7 +131,7 @@ def test_the_parts_may_lie_in_two_folders(exported, configs, tokenizer_path, tmp
 PUBLISHED = {
     "albert base": 11.8, "albert large": 17.8, "albert xlarge": 59.0, "albert xxlarge": 223.2, "bart large": 406.3,
     "bert base": None, "bigbird base": None,
-    "ctrl base": 1638.0, "electra base": None, "gpt base": 116.5, "gpt2 small": 124.4,
+    "ctrl base": 1638.0, "electra base": None, "ernie base": None, "gpt base": 116.5, "gpt2 small": 124.4,
     "gpt2 xl": 1557.6, "longformer base": None, "roberta base": 124.7, "roberta large": 355.4,
     "t5 base": None, "transformer base": None, "xlnet base": None,
 }  # fmt: skip

@@ -89,7 +89,7 @@ def test_other_settings_and_an_edit_of_the_same_size_are_noticed(unfinished):
 @pytest.mark.parametrize("library", ["tokenizers", "sentencex", "sentencepiece"])
 def test_another_version_of_a_library_is_named_with_the_one_to_install(unfinished, monkeypatch, library):
     here = partial.versions()
-    monkeypatch.setattr(partial, "versions", lambda _: here | {library: "99.1"})
+    monkeypatch.setattr(partial, "versions", lambda *_: here | {library: "99.1"})
     with pytest.raises(UserError) as raised:
         again(unfinished)
     assert f"{library} was {here[library]} and is 99.1: pip install " in str(raised.value)
