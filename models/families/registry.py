@@ -71,6 +71,7 @@ def renamed(source, target) -> Mapping[str, str] | None:
 
 # Config fields that belong to training, not to the weights: they may change when training continues.
 SETTINGS = ("dropout", "attention_dropout", "init_std", "memory", "pattern", "block", "window", "labels")
+SETTINGS += ("global_base", "local_base")
 
 
 def weight_fields(config, prefix: str = "") -> dict[str, Any]:
