@@ -221,9 +221,7 @@ def parameters(config: ModernBertConfig) -> list[Parameter]:
     turns = config.depth // PERIOD
     numbers = [{PERIOD * turn + place + 1: turn for turn in range(turns)} for place in range(PERIOD)]
     return [
-        Parameter(
-            "embeddings/tokens", ("vocab", "embedding"), {"model": Slot("model.embeddings.tok_embeddings.weight")}
-        ),
+        Parameter("embeddings/tokens", ("vocab", "embedding"), {"model": Slot(TABLE)}),
         _norm("embeddings/norm", "model.embeddings.norm"),
         *_layers(f"first/{LAYERS}", {0: 0}, config.causal, normed=True),
         *(
