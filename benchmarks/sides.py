@@ -278,7 +278,9 @@ def torch_loss(recipe, batch: dict, device):
         return model, lambda: torch.nn.functional.cross_entropy(model(tokens, **more).logits.flatten(0, 1), targets)
     rows, length = tokens.shape
     flat = on_device((np.arange(rows)[:, None] * length + batch["prediction_positions"]).ravel())
-    inputs = {"input_ids": tokens, "token_type_ids": on_device(batch["types"]).long()}
+    inputs = {"input_ids": tokens}
+    if hasattr(recipe.model, "types"):
+        inputs["token_type_ids"] = on_device(batch["types"]).long()
     if "globals" in batch:
         marks = np.zeros((rows, length), np.int64)
         np.put_along_axis(marks, batch["globals"], 1, axis=1)
@@ -287,7 +289,8 @@ def torch_loss(recipe, batch: dict, device):
     if len(models) == 2:
         return torch.nn.ModuleList(models), lambda: _electra_loss(*models, *masked, recipe.objective)
     (model,) = models
-    head = next(getattr(model, name) for name in HEADS if hasattr(model, name))
+    head = next((getattr(model, name) for name in HEADS if hasattr(model, name)), None)
+    head = head or torch.nn.Sequential(model.head, model.decoder)  # ModernBERT's, as with its `sparse_prediction`
     return model, lambda: _masked_loss(model.base_model, head, *masked)[0]
 
 

@@ -52,6 +52,7 @@ class Shape(NamedTuple):
 LONG = {"depth": 4}  # of 12 layers, so that torch's has room
 NANOGPT = {"width": 128, "depth": 4, "heads": 4, "feed_forward": 512, "vocab_size": 106}
 NANOGPT |= {"dropout": 0.0, "attention_dropout": 0.0}
+SURE = {"dropout": 0.0, "attention_dropout": 0.0}  # ModernBERT's dropout stands elsewhere in torch
 SHAPES = {
     "bert-tiny": Shape("bert-tiny", 32, 128, 30),
     "bert-mini": Shape("bert-mini", 32, 128, 12),
@@ -67,6 +68,8 @@ SHAPES = {
     "bart-tiny": Shape("bart-tiny", 32, 128, 20),
     "bart-base": Shape("bart-base", 4, 128, 5, {"vocab_size": 50265}),
     "nanogpt": Shape("gpt2-tiny", 12, 64, 50, NANOGPT),  # what its README trains on a CPU
+    "modernbert-rows-of-1024": Shape("modernbert-tiny", 4, 1024, 10, SURE),
+    "modernbert-long-row": Shape("modernbert-tiny", 1, 8192, 4, SURE),
     "bert-rows-of-512": Shape("bert-base", 8, 512, 3, LONG),  # as many tokens as in the long rows
     "bigbird-long-row": Shape("bigbird-base", 1, 4096, 3, LONG),
     "longformer-long-row": Shape("longformer-base", 1, 4096, 3, LONG),

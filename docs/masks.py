@@ -17,8 +17,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from data_pipelines.examples.unified_pairs import TASKS, of_tasks  # noqa: E402
+from models.attention.local_global import GLOBAL, LOCAL, views  # noqa: E402
 from models.attention.mask import Mask, remembering, visible  # noqa: E402
 from models.attention.patterns.pattern import Pattern, on_host  # noqa: E402
+from models.families.modernbert import ModernBertConfig, ModernBertDecoderConfig  # noqa: E402
 from models.families.xlnet import both_masks  # noqa: E402
 
 FOLDER = ROOT / "docs" / "families" / "masks"
@@ -66,6 +68,7 @@ def panels() -> dict[str, list[Panel]]:
         "transformer-xl": [memory_panel()],
         "xlnet": xlnet_panels(),
         "bigbird": pattern_panels(Pattern("bigbird", block=4), 2),
+        "modernbert": modernbert_panels(),
         "longformer": pattern_panels(Pattern("longformer", block=4, windows=(16,)), 1, globals_=rows(0)),
     }
 
@@ -112,6 +115,18 @@ def pattern_panels(pattern: Pattern, heads: int, globals_: jax.Array | None = No
     seen = visible(mask)
     title = "head {}" if seen.shape[1] > 1 else "all heads"
     return [Panel(title.format(head + 1), [], [], mask) for head in range(seen.shape[1])]
+
+
+def modernbert_panels() -> list[Panel]:
+    """Return the masks of ModernBERT's two kinds of layers, and of a decoder's local ones, for rows of 64 tokens."""
+    near, ones = Pattern("longformer", block=4, windows=(16,)), rows(*[1] * 64)
+    of = lambda config, causal: views(config(width=8, heads=2, pattern=near), Mask(ones, causal=causal))
+    encoder, decoder = of(ModernBertConfig, False), of(ModernBertDecoderConfig, True)
+    return [
+        Panel("global layers", [], [], encoder[GLOBAL].mask),
+        Panel("local layers", [], [], encoder[LOCAL].mask),
+        Panel("a decoder's local layers", [], [], decoder[LOCAL].mask),
+    ]
 
 
 def draw(panels: Iterable[Panel], out: Path) -> None:

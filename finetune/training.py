@@ -34,7 +34,7 @@ from pretrain.lora import Lora
 from pretrain.objectives.objective import Task
 from pretrain.optimizers import Optimizer
 from pretrain.options import Options
-from pretrain.recipe import Recipe, to_json
+from pretrain.recipe import Recipe, model_in, to_json
 from pretrain.schedules import Schedule
 from pretrain.storage import run_directory
 from pretrain.storage.checkpoints import ABOUT
@@ -235,7 +235,7 @@ def source_model(source: Path) -> tuple[Any, Made]:
     directory = RunDirectory(source)
     if is_file(directory.recipe):
         with local_folder(directory.tokenizer) as folder:
-            config, made = directory.read_recipe().model, stored.load(folder)
+            config, made = model_in(recipe := directory.read_recipe(), len(recipe.phases) - 1), stored.load(folder)
         return _as_finetuned(config, made)
     if not is_file(directory.path / "config.json"):
         raise UserError(f"--from {source}: is neither a run nor a Hugging Face folder; give one of them")

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 from jax.typing import DTypeLike
@@ -277,18 +278,26 @@ def _scale_by_depth(table: list[Parameter], decay: float) -> optax.GradientTrans
     of_path = {parameter.path: parameter for parameter in table}
 
     def update(directions: Params, state: Any, params: Params):
-        flat, stacked = dict(leaves(directions)), [path for path, row in of_path.items() if row.axes[:1] == (LAYERS,)]
-        depth = max((len(flat[path]) for path in stacked), default=0)
+        flat = dict(leaves(directions))
+        stacked = {path: _numbers(row, len(flat[path])) for path, row in of_path.items() if row.axes[:1] == (LAYERS,)}
+        depth = max((1 + numbers.max() for numbers in stacked.values()), default=0)
 
         def scaled(path: str, direction: Array) -> Array:
             if path in stacked:
-                factors = decay ** jnp.arange(len(direction), 0, -1, dtype=jnp.float32)
+                factors = decay ** jnp.asarray(depth - stacked[path], jnp.float32)
                 return direction * factors.reshape(-1, *(1,) * (direction.ndim - 1))
             return direction * decay ** (depth + 1) if BELOW & {*path.split("/")} else direction
 
         return nest({path: scaled(path, direction) for path, direction in flat.items()}), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def _numbers(parameter: Parameter, rows: int) -> np.ndarray:
+    """Return the number of the layer in each row of a stack, which may have every third layer alone."""
+    layers = next((slot.layers for slot in parameter.hf.values() if slot.layers), {})
+    numbers = {row: number for number, row in layers.items()}
+    return np.array([numbers[row] for row in range(rows)]) if len(numbers) == len(layers) > 0 else np.arange(rows)
 
 
 class FactoredSquares(NamedTuple):

@@ -161,6 +161,19 @@ def tasks_of(recipe: Recipe, phase: Phase) -> tuple[Task, ...]:
     return phase.tasks or (Task("", phase.objective or recipe.objective),)
 
 
+def model_in(recipe: Recipe, index: int) -> Any:
+    """Return the config of the model in a phase. ValueError if it has no such field or the number is out of range."""
+    phase, model = recipe.phases[index], recipe.model
+    if phase.global_base is None:
+        return model
+    if not hasattr(model, "global_base"):
+        raise ValueError(
+            f"phases.{index}.global_base={phase.global_base}: {type(model).__name__} has no rotary positions; leave it "
+            "out"
+        )
+    return dataclasses.replace(model, global_base=phase.global_base)
+
+
 def group_of(task: str) -> str:
     """Return the name of a task up to a colon: tasks of one group share their metrics."""
     return task.partition(":")[0]
@@ -221,6 +234,7 @@ def check(recipe: Recipe) -> None:
                 check_ranges(task, {"rate": POSITIVE}, f"phases.{index}.tasks.{number}.")
             _check_tasks(phase, f"phases.{index}.")
             recipe.order.check(f"phases.{index}.batch_size", phase.batch_size)
+            model_in(recipe, index)
         with_products(family_of(recipe.model).every_parameter(recipe.model), recipe.lora)
     except ValueError as error:
         raise UserError(str(error)) from None
@@ -342,7 +356,7 @@ def to_json(recipe: Recipe) -> str:
     for part, written in [(recipe, fields), *phases, *tasks, *zip(recipe.teachers, fields["teachers"], strict=True)]:
         written |= {name: _tagged(name, value) for name in TAGGED if (value := getattr(part, name, None)) is not None}
     for _, written in phases:
-        for name in ("objective", "optimizer", "schedule", "frozen", "tasks", "rates"):
+        for name in ("objective", "optimizer", "schedule", "global_base", "frozen", "tasks", "rates"):
             if not written[name]:
                 del written[name]
     if recipe.schedule.steps is None:

@@ -9,7 +9,8 @@ from jax import Array
 
 from models.core.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, check_ranges
 
-NAMES = ("linear", "cosine", "polynomial", "inverse-sqrt", "flat-inverse-sqrt", "warmup-stable-decay", "constant")
+NAMES = ("linear", "cosine", "polynomial", "one-minus-sqrt", "inverse-sqrt", "flat-inverse-sqrt")
+NAMES += ("warmup-stable-decay", "constant")
 RANGES = {"peak": NOT_NEGATIVE, "warmup": SHARE, "final": SHARE, "decay": SHARE, "power": POSITIVE}
 
 
@@ -20,6 +21,9 @@ class Schedule:
     cosine: falls along half a cosine to `final` x peak (Loshchilov & Hutter 2017, equation 5).
 
     polynomial: falls to `final` x peak with the share of steps left to the power of `power` (Beltagy et al. 2020).
+
+    one-minus-sqrt: falls to `final` x peak with 1 minus the square root of the share of steps done (Hägele et al. 2024,
+    arXiv:2405.18392, section 4).
 
     inverse-sqrt: peak x sqrt(warmup steps / step) (Vaswani et al. 2017, equation 3).
 
@@ -85,6 +89,7 @@ def learning_rate(name: str, schedule: Numbers, step: Array | int) -> Array:
         "linear": lambda: 1.0 - schedule.lost * progress,
         "cosine": lambda: schedule.final + schedule.lost * 0.5 * (1.0 + jnp.cos(jnp.pi * progress)),
         "polynomial": lambda: schedule.final + schedule.lost * (1.0 - progress) ** schedule.power,
+        "one-minus-sqrt": lambda: 1.0 - schedule.lost * jnp.sqrt(progress),
         "inverse-sqrt": lambda: falling_root,
         "flat-inverse-sqrt": lambda: falling_root,
         "warmup-stable-decay": lambda: 1.0 - schedule.lost * progress,

@@ -5,8 +5,11 @@ RoBERTa's FULL-SENTENCES (Liu et al. 2019, section 4.2): a row takes sentences i
 not fit; a [SEP] closes each document in it, and the row. A sentence longer than the row is cut. In its DOC-SENTENCES a
 row also ends with its document; a document's last row is padded. The paper then takes more rows, so that a batch has as
 many tokens; here a batch has as many rows as the phase says.
+
+Full rows, as those of ModernBERT (Warner et al. 2024, section 2.2), cut documents where a row ends.
 """
 
+from array import array
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -65,25 +68,31 @@ class PackedSentences(MaskedRows):
     document that it closes), and are 0 at padding: attention stays within a segment. With cross_document_attention all
     real tokens are in segment 1.
 
-    one_document: whether a row ends with its document.
+    one_document: whether a row ends with its document.   cut: whether documents are cut so that rows are full; the last
+    token of a row is padding where a document would end just after it.
     """
 
     least = 3
 
     cross_document_attention: bool = False
     one_document: bool = False
+    cut: bool = False
 
     def plan(self, part, split: str, seed: int) -> Plan:
-        sentences, length = part.sentences(split), self.length
-        documents = chunks.document_starts(part, split)
+        documents, special = chunks.document_starts(part, split), SpecialTokens.of(part.corpus)
+        starts = _filled(documents, self.length) if self.cut else self._of_sentences(part.sentences(split), documents)
+        inner = np.searchsorted(documents, starts[:-1], "right")
+        inners = np.searchsorted(documents, starts[1:]) - inner
+        return Plan(part, split, special, documents, starts, inner, inners, len(inner))
+
+    def _of_sentences(self, sentences: np.ndarray, documents: np.ndarray) -> np.ndarray:
+        """Return where rows of whole sentences begin, then the end: int64, in tokens."""
+        length = self.length
         units = chunks.units(sentences, longest=length - 2, piece=length - 2)
         ends = _row_ends(units, documents, length)
         if self.one_document:
             ends = np.minimum(ends, np.searchsorted(units, documents)[np.searchsorted(documents, units[:-1], "right")])
-        starts = units[chunks.follow(ends)]
-        inner = np.searchsorted(documents, starts[:-1], "right")
-        inners = np.searchsorted(documents, starts[1:]) - inner
-        return Plan(part, split, SpecialTokens.of(part.corpus), documents, starts, inner, inners, len(inner))
+        return units[chunks.follow(ends)]
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         return self.filled(chosen, keys, self.frame(chosen))
@@ -184,6 +193,19 @@ def _stretches(plan, _, example):
     """Return where rows begin, their tokens, and the number of documents that begin inside: int64 [n] each."""
     start = plan.starts[example]
     return start, plan.starts[example + 1] - start, plan.inners[example]
+
+
+def _filled(documents: np.ndarray, length: int) -> np.ndarray:
+    """Return where full rows begin, then the end: int64, in tokens. documents: as in `Plan`."""
+    total, starts, inner = int(documents[-1]), array("q", [0]), 1
+    documents = memoryview(documents)  # indexing it is several times faster than indexing an array
+    while starts[-1] < total:
+        end = starts[-1] + length - 2
+        while documents[inner] < min(end, total):  # a [SEP] closes a document inside the row
+            inner, end = inner + 1, end - 1
+        inner += documents[inner] == end < total
+        starts.append(min(end, total))
+    return np.array(starts, np.int64)
 
 
 def _row_ends(units, documents, length):

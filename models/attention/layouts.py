@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.attention.operands import Projections
+from models.attention.rotary import Turns, turned
 from models.blocks.dense import Affine, add_bias, affine
 from models.blocks.products import contraction, product
 from models.core.program import kept
@@ -20,10 +21,12 @@ LANES = 128  # numbers in a TPU register's row
 
 class Layout(NamedTuple):
     """operands: (x [batch, n, in] of the queries, x [batch, length, in] of the keys, weights, heads, dtype) -> the
-    inputs of `Mixing.mix`.   output: (its result, the output's weights, dtype) -> [batch, n, width]."""
+    inputs of `Mixing.mix`.   output: (its result, the output's weights, dtype) -> [batch, n, width].
+    turn: (operands, turns of the queries, turns of the keys) -> the operands with rotary positions."""
 
     operands: Callable[[Array, Array, Projections, int, jnp.dtype], tuple[Array, ...]]
     output: Callable[[Array, Affine, jnp.dtype], Array]
+    turn: Callable[[tuple[Array, ...], Turns, Turns], tuple[Array, ...]]
 
 
 class Mixing(NamedTuple):
@@ -83,6 +86,29 @@ def _products(x: Array, context: Array, weights: Projections, heads: int, dtype:
     return tuple(products), tuple(biases)
 
 
+def _turn(axis: int | None) -> Callable[..., tuple[Array, ...]]:
+    """Return `Layout.turn` for separate queries and keys.   axis: of the heads; None if they lie side by side."""
+
+    def turn(operands: tuple[Array, ...], of_queries: Turns, of_keys: Turns) -> tuple[Array, ...]:
+        q, k, v = operands
+        along = lambda turns: turns if axis is None else Turns(*(jnp.expand_dims(array, axis) for array in turns))
+        return kept(turned(q, along(of_queries))), kept(turned(k, along(of_keys))), v
+
+    return turn
+
+
+def _turn_products(operands: tuple[tuple, tuple], of_queries: Turns, of_keys: Turns) -> tuple[tuple, tuple]:
+    """Turn queries and keys in the product of a row; its values turn by nothing. The biases, which a kernel adds later,
+    must be zeros."""
+    (products,), biases = operands
+    width = products.shape[-1] // 3
+    repeat = lambda array: jnp.tile(array, width // array.shape[-1])
+    still = Turns(jnp.ones_like(of_keys.cosines), jnp.zeros_like(of_keys.sines))
+    head_dim = of_keys.cosines.shape[-1]
+    turns = Turns(*(interleaved(*map(repeat, arrays)) for arrays in zip(of_queries, of_keys, still, strict=True)))
+    return (kept(turned(products, turns, head_dim)),), biases
+
+
 def _of_products(mixed: tuple[Array, Array], weights: Affine, dtype: jnp.dtype) -> Array:
     """mixed: (the attended values, perhaps followed by padding heads; the same marked as `kept`)."""
     mixed, held = (x[..., : len(weights.kernel)] for x in mixed)
@@ -97,7 +123,9 @@ def interleaved(*arrays: Array) -> Array:
     return jnp.stack(blocks, -2).reshape(*leading, -1)
 
 
-HEADS_APART = Layout(_each(_split), _joined)  # [batch, length, heads, head_dim]
-HEADS_BESIDE = Layout(_each(lambda x, weights, _, dtype: affine(x, weights, dtype)), affine)  # [batch, length, width]
-HEADS_FIRST = Layout(_each(_to_heads), _from_heads)  # [batch, heads, length, head_dim]
-INTERLEAVED = Layout(_products, _of_products)  # products and biases, see `row_attention.Operands`
+HEADS_APART = Layout(_each(_split), _joined, _turn(2))  # [batch, length, heads, head_dim]
+HEADS_BESIDE = Layout(
+    _each(lambda x, weights, _, dtype: affine(x, weights, dtype)), affine, _turn(None)
+)  # [batch, length, width]
+HEADS_FIRST = Layout(_each(_to_heads), _from_heads, _turn(1))  # [batch, heads, length, head_dim]
+INTERLEAVED = Layout(_products, _of_products, _turn_products)  # products and biases, see `row_attention.Operands`

@@ -16,6 +16,7 @@ from models.blocks.positions import gather_positions
 from models.core.sharding import constrain
 
 PAIRS = "query_key_pairs"  # scope of the products of all queries with all keys, including pairs that the mask hides
+OF_PATTERN = "of_a_pattern"  # scope inside of it, under a sparse pattern
 
 
 @jax.tree_util.register_dataclass
@@ -103,6 +104,11 @@ def bias_of(mask: Mask) -> Array | None:
         return mask.bias
     bias = constrain(by_key(mask.distances, mask.segments.shape[1]), None, "heads", mask.axis, None)
     return bias if mask.bias is None else mask.bias + bias
+
+
+def pairs_scope(mask: Mask) -> str:
+    """Return the scope of a mask's products of queries and keys, by which they are counted."""
+    return PAIRS if mask.blocks is None else f"{PAIRS}/{OF_PATTERN}"
 
 
 def visible(mask: Mask) -> Array:

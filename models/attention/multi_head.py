@@ -14,6 +14,7 @@ from models.attention.layouts import HEADS_APART, Mixing
 from models.attention.mask import Mask, chosen, visible
 from models.attention.operands import Projections
 from models.attention.patterns.blocks import Blocks
+from models.attention.rotary import Turns, turns_at
 from models.blocks.dense import Affine, Weights, affine
 from models.blocks.layer import LayerSizes
 from models.blocks.norm import Norm
@@ -31,6 +32,8 @@ class MultiHeadAttention(nn.Module):
     With a context [batch, keys, its own width], x attends to it instead of itself; the mask has x's queries and the
     context's keys.
     global_projections: whether the attention of global tokens has separate projections, see `GlobalTokens`.
+    normed: whether x is normalised already, so that pre-norm has no norm here.
+    turns: the rotary positions of x's tokens, which projections without biases need; None without.
     Noise is drawn at the sites 1, 2 and, for global projections, 4; a layer with two of these modules must give each a
     different noise.
     """
@@ -39,6 +42,7 @@ class MultiHeadAttention(nn.Module):
     program: Program
     pre_norm: bool = False
     global_projections: bool = False
+    normed: bool = False
 
     def setup(self):
         sizes = self.sizes
@@ -48,7 +52,8 @@ class MultiHeadAttention(nn.Module):
         for name in ("key", "value"):
             setattr(self, name, Weights(sizes.heads_width, sizes.init_std, sizes.biases))
         self.output = Weights(sizes.width, sizes.output_std or sizes.init_std, sizes.biases)
-        self.norm = Norm(sizes.norm_epsilon, self.program.compute, sizes.norm)
+        norm = Norm(sizes.norm_epsilon, self.program.compute, sizes.norm) if not self.normed else None
+        self.norm = norm or (lambda x: x)
         if self.global_projections:
             setattr(self, "global", GlobalTokens(sizes, self.program))  # noqa: B010 (a keyword)
 
@@ -83,12 +88,14 @@ class MultiHeadAttention(nn.Module):
         return constrain(y if self.pre_norm else self.norm(y), "batch", None, None)
 
     def extend(
-        self, x: Array, mask: Mask, filled: Array, state: tuple[Array, Array]
+        self, x: Array, mask: Mask, filled: Array, state: tuple[Array, Array], turns: Turns | None = None
     ) -> tuple[Array, tuple[Array, Array]]:
         """Attend from tokens that follow the cached ones, see `cache.mix` -> (like x, the cache with them)."""
         residual, x = x, self.norm(x) if self.pre_norm else x
         weights, dtype = self._weights(x.shape[-1]), self.program.compute
-        mixed, new = cache.mix(*HEADS_APART.operands(x, x, weights, self.sizes.heads, dtype), mask, filled, state)
+        operands = HEADS_APART.operands(x, x, weights, self.sizes.heads, dtype)
+        operands = operands if turns is None else HEADS_APART.turn(operands, turns, turns)
+        mixed, new = cache.mix(*operands, mask, filled, state)
         y = residual + HEADS_APART.output(mixed, weights.output, dtype)
         return constrain(y if self.pre_norm else self.norm(y), "batch", None, None), new
 
@@ -99,7 +106,13 @@ class MultiHeadAttention(nn.Module):
         return plain.shares(q, k, mask, visible(mask))
 
     def __call__(
-        self, x: Array, mask: Mask, noise: Noise, slots: Array | None = None, context: Array | None = None
+        self,
+        x: Array,
+        mask: Mask,
+        noise: Noise,
+        slots: Array | None = None,
+        context: Array | None = None,
+        turns: Turns | None = None,
     ) -> Array:
         if context is not None and (mask.queries is None or slots is not None or self.global_projections):
             raise ValueError("a second sequence needs a mask with queries, and takes no slots and no global tokens")
@@ -108,12 +121,15 @@ class MultiHeadAttention(nn.Module):
         residual, x = x, self.norm(x) if self.pre_norm else x
         queries, keys = x, x if context is None else context
         sizes, dtype, weights = self.sizes, self.program.compute, self._weights(keys.shape[-1])
+        of_queries = turns
         if slots is not None and mask.blocks is None:  # too few queries for a kernel's blocks
             queries, seen, mixing = gather_positions(x, slots), chosen(mask, slots), plain.PLAIN
+            of_queries = turns and turns_at(turns, slots)
         else:
             seen = dataclasses.replace(mask, globals_apart=self.global_projections)
             mixing = self._mixing(x.shape[1], mask)
         operands = mixing.layout.operands(queries, keys, weights, sizes.heads, dtype)
+        operands = operands if turns is None else mixing.layout.turn(operands, of_queries, turns)
         mixed = mixing.mix(*operands, seen, dropout_rate=sizes.attention_dropout, noise=site(noise, 1))
         if slots is not None:
             residual = gather_positions(residual, slots)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.attention.layouts import HEADS_APART, Mixing
-from models.attention.mask import PAIRS, Mask, bias_of, only_of_seen, times, visible
+from models.attention.mask import Mask, bias_of, only_of_seen, pairs_scope, times, visible
 from models.core.noise import dropout
 from models.core.parameters import Noise
 from models.core.sharding import constrain
@@ -23,7 +23,7 @@ def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, 
     seen = visible(mask)
     probabilities = shares(q, k, mask, seen).astype(v.dtype)
     probabilities = dropout(probabilities, dropout_rate, noise)
-    with jax.named_scope(PAIRS):
+    with jax.named_scope(pairs_scope(mask)):
         mixed = jnp.einsum("bhqk,bkhd->bqhd", probabilities, v)
     if mask.blind:
         mixed = only_of_seen(mixed, seen)
@@ -33,7 +33,7 @@ def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, 
 def shares(q: Array, k: Array, mask: Mask, seen: Array) -> Array:
     """Return the attention probabilities f32[batch, heads, queries, keys].   seen: from `visible`."""
     scale = q.shape[-1] ** -0.5
-    with jax.named_scope(PAIRS):
+    with jax.named_scope(pairs_scope(mask)):
         scores = jnp.einsum("bqhd,bkhd->bhqk", q * scale, k, preferred_element_type=jnp.float32)
     bias = bias_of(mask)
     scores = scores if bias is None else scores + bias

@@ -34,7 +34,7 @@ class Embeddings(nn.Module):
     """The sum of the embeddings of tokens and of all terms; the tables are f32[rows, width].
 
     Sequences are padded at the end only. If a table has a single row, all tokens get it.
-    norm_epsilon: of the norm of the sum; None for no norm.
+    norm_epsilon, norm_kind: of the norm of the sum; None for no norm.
     """
 
     vocab_size: int
@@ -42,6 +42,7 @@ class Embeddings(nn.Module):
     terms: tuple[Term, ...]
     norm_epsilon: float | None
     init_std: float
+    norm_kind: str = "layer"
 
     def setup(self):
         self.tokens = token_table(self, self.vocab_size, self.width, self.init_std)
@@ -51,7 +52,7 @@ class Embeddings(nn.Module):
             if padding:
                 parameter(self, f"padding_{name}", nn.initializers.zeros, (padding, self.width))
         self.tables = tables
-        self.norm = None if self.norm_epsilon is None else Norm(self.norm_epsilon, jnp.float32)
+        self.norm = None if self.norm_epsilon is None else Norm(self.norm_epsilon, jnp.float32, self.norm_kind)
 
     def __call__(self, inputs: Inputs) -> Array:
         """Embed `tokens`, as in `token_rows`, and the terms' inputs -> f32[batch, length, width], before dropout."""

@@ -15,7 +15,8 @@ from models.core.sharding import per_row
 class Norm(nn.Module):
     """Normalisation over the last axis in float32; returns `dtype`.
 
-    kind: layer (Ba et al. 2016, equation 4) or rms, without mean and bias (Zhang & Sennrich 2019, equation 4).
+    kind: layer (Ba et al. 2016, equation 4), unbiased, the same without bias, or rms, without mean and bias (Zhang &
+    Sennrich 2019, equation 4).
     """
 
     epsilon: float
@@ -29,14 +30,16 @@ class Norm(nn.Module):
             wide = kept(x).astype(jnp.float32)
             inverse = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + self.epsilon)
             return (wide * inverse * per_row(scale, x)).astype(self.dtype)
-        if self.kind != "layer":
-            raise ValueError(f"norm={self.kind!r}: use layer or rms")
-        bias = parameter(self, "bias", nn.initializers.zeros, (x.shape[-1],))
-        return _normalised(x, per_row(scale, x), per_row(bias, x), self.epsilon, self.dtype)
+        if self.kind not in ("layer", "unbiased"):
+            raise ValueError(f"norm={self.kind!r}: use layer, unbiased or rms")
+        bias = None
+        if self.kind == "layer":
+            bias = per_row(parameter(self, "bias", nn.initializers.zeros, (x.shape[-1],)), x)
+        return _normalised(x, per_row(scale, x), bias, self.epsilon, self.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _normalised(x: Array, scale: Array, bias: Array, epsilon: float, dtype: jnp.dtype) -> Array:
+def _normalised(x: Array, scale: Array, bias: Array | None, epsilon: float, dtype: jnp.dtype) -> Array:
     return _norm_forward(x, scale, bias, epsilon, dtype)[0]
 
 
@@ -49,18 +52,19 @@ def _norm_forward(x, scale, bias, epsilon, dtype):
     else:
         variance = jnp.square(wide - mean).mean(-1, keepdims=True)
     inverse = kept(jax.lax.rsqrt(variance + epsilon))
-    return ((wide - mean) * inverse * scale + bias).astype(dtype), (x, mean, inverse, scale)
+    y = (wide - mean) * inverse * scale
+    return (y if bias is None else y + bias).astype(dtype), (x, mean, inverse, scale, bias)
 
 
 def _norm_backward(epsilon, dtype, residuals, g):
-    x, mean, inverse, scale = residuals
+    x, mean, inverse, scale, bias = residuals
     g = g.astype(jnp.float32)
     hat = (x.astype(jnp.float32) - mean) * inverse
     scaled = g * scale
     dx = inverse * (scaled - scaled.mean(-1, keepdims=True) - hat * (scaled * hat).mean(-1, keepdims=True))
     shared = tuple(range(int(scale.ndim > 1), g.ndim - 1))  # all axes but the last and, after `per_row`, the first
     summed = lambda wide: wide.sum(shared).reshape(scale.shape)
-    return dx.astype(x.dtype), summed(g * hat), summed(g)
+    return dx.astype(x.dtype), summed(g * hat), None if bias is None else summed(g)
 
 
 _normalised.defvjp(_norm_forward, _norm_backward)

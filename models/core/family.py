@@ -98,6 +98,8 @@ class HuggingFace(NamedTuple):
         else.
     of_softmax: tensors that classes with heads lack.
     zeros: tensors that models here lack; those of a folder must be zero.
+    all_ids: whether the ids of special tokens must be numbers in config.json: for a token that the tokenizer lacks that
+        of its end of texts.
     """
 
     folder: str
@@ -114,6 +116,7 @@ class HuggingFace(NamedTuple):
     untied: Mapping[str, str] = MappingProxyType({})
     of_softmax: tuple[str, ...] = ()
     zeros: tuple[str, ...] = ()
+    all_ids: bool = False
 
 
 class Family(NamedTuple):
@@ -127,8 +130,8 @@ class Family(NamedTuple):
     heads: the heads that can read the trunk.
     hf: checkpoint part -> HuggingFace.
     seen: (config, Shape) -> the share of (query, key) pairs that queries see, of all pairs that attention without
-    blocks
-        computes (the scope PAIRS).
+        blocks computes (the scope PAIRS).
+    seen_by_pattern: the same of layers with a sparse pattern, if other layers have none.
     attention: its form, 'self' or 'relative', which kernels must match; '' without attention.
     attentions: (config, Shape, memory) -> the attentions that a kernel may compute.   memory: remembered tokens.
     continues: registry name of another family whose weights may initialise a model of this one -> path of a parameter
@@ -143,6 +146,7 @@ class Family(NamedTuple):
     hf: dict[str, HuggingFace]
     heads: tuple[Head, ...] = ()
     seen: Callable[[Any, Shape], float] = lambda config, shape: 1.0
+    seen_by_pattern: Callable[[Any, Shape], float] | None = None
     attention: str = ""
     attentions: Callable[[Any, Shape, int], list] = lambda config, shape, memory: []
     continues: Mapping[str, Mapping[str, str]] = MappingProxyType({})

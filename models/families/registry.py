@@ -17,6 +17,7 @@ from models.families import (
     gpt,
     gpt2,
     longformer,
+    modernbert,
     roberta,
     t5,
     transformer,
@@ -39,6 +40,8 @@ FAMILIES: dict[str, Family] = {
     "gpt": gpt.FAMILY,
     "gpt2": gpt2.FAMILY,
     "longformer": longformer.FAMILY,
+    "modernbert": modernbert.FAMILY,
+    "modernbert-decoder": modernbert.DECODER,
     "mt5": t5.MT5,
     "roberta": roberta.FAMILY,
     "t5": t5.FAMILY,
@@ -70,6 +73,7 @@ def renamed(source, target) -> Mapping[str, str] | None:
 
 # Config fields that belong to training, not to the weights: they may change when training continues.
 SETTINGS = ("dropout", "attention_dropout", "init_std", "memory", "pattern", "block", "window", "labels")
+SETTINGS += ("global_base", "local_base")
 
 
 def weight_fields(config, prefix: str = "") -> dict[str, Any]:

@@ -146,6 +146,9 @@ def config_fields(
     model = family_of(config).hf[part]
     # Else transformers ends the longest texts of a Marian with the token 0
     unforced = {"forced_eos_token_id": None} if model.constants.get("is_encoder_decoder") else {}
+    if model.all_ids:
+        end = next((ids[role] for role in ("eos_token_id", "sep_token_id") if ids.get(role) is not None), 0)
+        ids = {name: end if number is None else number for name, number in ids.items()}
     return {
         "architectures": [name for name in [architecture(config, part, names)] if name],
         **model.constants,

@@ -270,6 +270,16 @@ def to_target(setting: str, params: Mapping[str, np.ndarray], source, target) ->
         log.warning("%s: embeddings of %s tokens that it lacks start as the mean of the others", setting, f"{more:,}")
     if changed := other_pattern(source, target):
         log.warning("%s: its weights are used with another sparse pattern: %s", setting, changed)
+    for field in ("global_base", "local_base"):
+        before, after = (getattr(config, field, None) for config in (source, target))
+        if None not in (before, after) and before != after:
+            log.warning(
+                "%s: its weights are used with other rotary positions: %s is %g there and %g here",
+                setting,
+                f"model.{field}",
+                before,
+                after,
+            )
     return _resized(named, target, source, target)
 
 

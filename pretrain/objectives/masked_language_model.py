@@ -24,10 +24,12 @@ from pretrain.objectives.protocols import Encoder
 
 PAIRS, SENTENCE_PAIRS, DIALOGUES = "segment-pairs", "sentence-pairs", "dialogues"
 PACKED, PACKED_ACROSS, ONE_DOCUMENT = "packed-sentences", "packed-across-documents", "document-sentences"
+FILLED = "packed-documents"
 
 PREDICTIONS = "prediction_targets", "prediction_weights"  # arrays of a batch
 
 PACKED_AS = {PACKED: {}, PACKED_ACROSS: {"cross_document_attention": True}, ONE_DOCUMENT: {"one_document": True}}
+PACKED_AS |= {FILLED: {"cut": True}}
 # Layouts of pairs or of turns, which may have a label
 PAIRED = {PAIRS: SegmentPairs, SENTENCE_PAIRS: SentencePairs, DIALOGUES: Dialogues}
 LAYOUTS = PAIRED | {name: partial(PackedSentences, **how) for name, how in PACKED_AS.items()}
@@ -53,7 +55,7 @@ class MaskedLanguageModel(Objective):
     predictions = MappingProxyType({"mlm": PREDICTIONS})
 
     # How rows are made: segment-pairs, sentence-pairs, dialogues, packed-sentences, packed-across-documents,
-    # document-sentences
+    # packed-documents (cut so that rows are full), document-sentences
     layout: str = PAIRS
     next_sentence: bool = True  # also classify whether B follows A or is random; in dialogues, whether a turn is
     sentence_order: bool = False  # also classify whether B follows A or A follows B; excludes next_sentence
@@ -138,7 +140,7 @@ class MaskedWithGlobals(MaskedLanguageModel):
     implemented."""
 
     phase: ClassVar[type[Phase]] = GlobalPhase
-    # How rows are made: packed-sentences, packed-across-documents or document-sentences
+    # How rows are made: packed-sentences, packed-across-documents, packed-documents or document-sentences
     layout: str = PACKED_ACROSS
     next_sentence: ClassVar[bool] = False
     sentence_order: ClassVar[bool] = False

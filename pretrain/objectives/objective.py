@@ -81,6 +81,7 @@ class Phase:
     objective: Annotated[Any, Suppress] = None  # by default the recipe's, like the next two
     optimizer: Annotated[Optimizer | None, Suppress] = None
     schedule: Annotated[Schedule | None, Suppress] = None  # over the steps of this phase only
+    global_base: float | None = None  # the model's in this phase, by default the recipe's
     frozen: tuple[str, ...] = ()  # path prefixes frozen in this phase, besides the recipe's
     tasks: Annotated[tuple[Task, ...], Suppress] = ()  # replace the objective
     rates: Annotated[str, Suppress] = ""  # rates of tasks by their numbers of examples, like `Recipe.mixture`

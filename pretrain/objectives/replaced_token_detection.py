@@ -30,7 +30,8 @@ class ReplacedTokenDetection(Objective):
     asks = (Generator, Encoder, Detector)
     predictions = MappingProxyType({"generator": PREDICTIONS})
 
-    # How rows are made: segment-pairs, sentence-pairs, packed-sentences, packed-across-documents, document-sentences
+    # How rows are made: segment-pairs, sentence-pairs, packed-sentences, packed-across-documents, packed-documents (cut
+    # so that rows are full), document-sentences
     layout: str = PAIRS
     masking: Masking = Masking(mask=0.85, random=0.0)
     discriminator_weight: float = 50.0  # lambda, the weight of the discriminator's loss

@@ -22,7 +22,7 @@ from models.families.registry import family_of
 from pretrain.lora import initial_products, with_products
 from pretrain.objectives.objective import TEACHERS, Phase, Task, initialise
 from pretrain.optimizers import Optimizer, transformation
-from pretrain.recipe import Recipe, asked, asked_of_teachers, every_task, tasks_of
+from pretrain.recipe import Recipe, asked, asked_of_teachers, every_task, model_in, tasks_of
 
 ALL = slice(None)  # all layers, or a parameter outside of a stack
 
@@ -164,6 +164,11 @@ def assemble(recipe: Recipe, program: Program | None = None) -> Assembly:
     teachers = {teacher.name: model_of(teacher.model, asks[teacher.name], plain) for teacher in recipe.teachers}
     model = model_of(recipe.model, asked(recipe), program)
     return Assembly(recipe, family_of(recipe.model), model, table, teachers)
+
+
+def in_phase(assembly: Assembly, index: int) -> Assembly:
+    """Return the assembly with the model as it is in a phase."""
+    return assembly._replace(model=assembly.model.clone(config=model_in(assembly.recipe, index)))
 
 
 def optimizer_in(recipe: Recipe, index: int) -> Optimizer:

@@ -36,7 +36,7 @@ from pretrain.storage.checkpoints import NOT_READ, TrainState, load_frozen, newe
 from pretrain.storage.checkpoints import load as load_state
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.assembly import Assembly, merge, optimizer_in
+from pretrain.training.assembly import Assembly, in_phase, merge, optimizer_in
 from pretrain.training.placement import Stage, any_task, load_of, place_on
 from tpu.mesh import device_memory, reading_mesh, row_mesh
 from tpu.rules import parameter_shardings
@@ -98,7 +98,7 @@ def restore(
     if ema:
         means = mean_weights(optimizer_in(recipe, phases[at]), state.opt_state)
         params = nest(dict(leaves(params)) | dict(leaves(means)))  # without those that the phase freezes
-    return Restored(placed.assembly, at, phases[at], params, frozen, mesh, placed.stages)
+    return Restored(in_phase(placed.assembly, phases[at]), at, phases[at], params, frozen, mesh, placed.stages)
 
 
 def _intact(

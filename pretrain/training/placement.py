@@ -30,6 +30,7 @@ from pretrain.training.assembly import (
     assemble,
     check_frozen,
     frozen_in,
+    in_phase,
     initial_carry,
     merge,
     of_task,
@@ -120,7 +121,7 @@ class Placed(NamedTuple):
     def of(self, recipe: Recipe) -> "Placed":
         """Replace the recipe by one that has the same programs, without tracing or compiling them again."""
         assembly = self.assembly._replace(recipe=recipe)
-        stages = [stage._replace(assembly=assembly) for stage in self.stages]
+        stages = [stage._replace(assembly=in_phase(assembly, stage.index)) for stage in self.stages]
         return self._replace(assembly=assembly, stages=stages)
 
 
@@ -171,7 +172,7 @@ def stages(assembly: Assembly, mesh: Mesh, microbatches: int = 1) -> list[Stage]
     sharded = parameter_shardings(all_parameters(assembly.recipe), shapes, mesh)
     trained, frozen = split_frozen(jax.tree.map(_placed, shapes, sharded), assembly.recipe)
     return [
-        _stage(assembly, index, task, mesh, microbatches, trained, frozen)
+        _stage(in_phase(assembly, index), index, task, mesh, microbatches, trained, frozen)
         for index, _, task in every_task(assembly.recipe)
     ]
 

@@ -225,7 +225,7 @@ def _of_run(directory: RunDirectory, config, shapes: Params, corpus: Corpus, sta
         check_vocabulary(tokenizer, corpus.tokenizer_path, recipe.model, config)
     restored = restore(directory, mesh=host_mesh())
     trained = jax.device_get(dict(leaves(restored.whole)))
-    converted = to_target(source, trained, recipe.model, config)
+    converted = to_target(source, trained, restored.assembly.model.config, config)
     taken = {path: array for path, array in converted.items() if path in wanted}
     lacking = wanted.keys() - taken.keys()
     drawn = dict(leaves(start(lacking))) if lacking and start else {}

@@ -14,7 +14,7 @@ from jax import Array
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters import partial_eval
 
-from models.attention.mask import PAIRS
+from models.attention.mask import OF_PATTERN, PAIRS
 from models.core.noise import row_keys
 from models.core.parameters import Params, leaves, nest
 from models.core.program import Program
@@ -292,7 +292,11 @@ def model_flops(recipe: Recipe, phase: Phase, task: Task | None = None) -> float
 
     def counted_as(where: str) -> float:
         passes, model = next(((1, model) for name, model in taught.items() if name in where), (3, recipe.model))
-        return passes * (family_of(model).seen(model, phase) if PAIRS in where else 1.0)
+        if PAIRS not in where:
+            return passes
+        family = family_of(model)
+        seen = (OF_PATTERN in where and family.seen_by_pattern) or family.seen
+        return passes * seen(model, phase)
 
     return flops(traced, {}, counted_as).total
 

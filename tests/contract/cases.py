@@ -69,6 +69,7 @@ PERMUTING = Permuting(reuse_len=8, perm_size=8, k=4)
 MASKED = MaskedLanguageModel(next_sentence=False)
 FEW = Pattern("bigbird", block=2, random=1)
 NEAR = Pattern("longformer", block=2, windows=(8,))
+AROUND = Pattern("longformer", block=4, windows=(6,))
 ORDER = MaskedLanguageModel(next_sentence=False, sentence_order=True)
 OF_BART = WIDE | {"decoder_depth": 1, "positions": 32}
 OF_T5 = WIDE | {"decoder_depth": 1, "head_dim": 6, "buckets": 8, "furthest": 10}
@@ -92,6 +93,10 @@ CASES = {
     "gpt": Case(_config("gpt", positions=32, **WIDE | {"feed_forward": 64}), NextTokenPrediction()),
     "gpt2": Case(_config("gpt2", positions=32, **WIDE), NextTokenPrediction()),
     "longformer": Case(_config("longformer", positions=32, pattern=NEAR, **WIDE), MASKED, globals=True),
+    "modernbert": Case(_config("modernbert", pattern=AROUND, **WIDE | {"depth": 4}), MASKED),
+    "modernbert-decoder": Case(
+        _config("modernbert-decoder", pattern=AROUND, **WIDE | {"depth": 4}), NextTokenPrediction()
+    ),
     "mt5": Case(_config("mt5", **OF_T5), SequenceToSequence(), phase=_targets),
     "roberta": Case(_config("roberta", positions=32, **WIDE), MASKED),
     "t5": Case(_config("t5", **OF_T5), SequenceToSequence(), phase=_targets),

@@ -59,7 +59,8 @@ def masked(label: str | None) -> Callable[..., tuple[float, dict]]:
         prepare(model)
         labels = {"labels": reference.token_labels(batch)}
         labels |= {label: reference.pair_labels(batch)} if label else {}
-        loss = model(**reference.torch_inputs(batch, types=case.model.types), **labels).loss
+        inputs = reference.torch_inputs(batch, types=getattr(case.model, "types", 0))
+        loss = model(**inputs, **labels).loss
         loss.backward()
         return loss.item(), our_gradients(case, {"model": model})
 
@@ -152,6 +153,8 @@ REFERENCES = {
     "gpt": next_token,
     "gpt2": next_token,
     "longformer": masked(None),
+    "modernbert": masked(None),
+    "modernbert-decoder": next_token,
     "mt5": next_token,
     "roberta": masked(None),
     "t5": next_token,

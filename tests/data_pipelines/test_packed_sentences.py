@@ -58,6 +58,35 @@ def test_rows_are_those_of_a_plain_loop(tmp_path_factory, shape, length, one_doc
         assert batch["segments"].tolist() == [segments for _, segments in expected]
 
 
+def filled_slowly(documents, length):
+    """The same with rows that a loop over the tokens fills."""
+    rows, row, number = [], [], 0
+    for document, text in enumerate([token for sentence in of for token in sentence] for of in documents):
+        for token in text:
+            is_new = bool(row) and row[-1][0] != document
+            if 1 + number + 1 + is_new + 1 > length:
+                rows.append(row)
+                row, number, is_new = [], 0, False
+            row.append((document, [token]))
+            number += 1 + is_new
+    return [written(row, length) for row in rows + [row] if row]
+
+
+@settings(max_examples=50)
+@given(shape=SHAPES, length=st.sampled_from([3, 4, 7, 16, 33]))
+def test_full_rows_are_those_of_a_loop_over_tokens(tmp_path_factory, shape, length):
+    documents = numbered(shape)
+    corpus = Corpus(write_corpus(tmp_path_factory.mktemp("corpus") / "c", documents, vocab_size=3000))
+    examples = make_examples(PackedSentences(length, cut=True), corpus, "train", 4, seed=0)
+    expected = filled_slowly(documents, length)
+    assert examples.number == len(expected)
+    if expected:
+        batch = epoch(examples)
+        assert unmasked(batch).tolist() == [tokens for tokens, _ in expected]
+        assert batch["segments"].tolist() == [segments for _, segments in expected]
+        assert all((row > 0).sum() >= length - 1 for row in batch["segments"][:-1])
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return Corpus(write_corpus(tmp_path_factory.mktemp("corpus") / "c", random_documents(0, 60), heldout=[]))

@@ -46,6 +46,7 @@ LABELS = "no", "perhaps", "yes"
 SHORT = SIZES | {"positions": 32}
 NARROW = SHORT | {"embedding": 8}
 NEAR = Pattern("longformer", block=2, windows=(8,))
+WINDOW = Pattern("longformer", block=2, windows=(6,))
 ALL = CLASSIFIER, TAGGER, SPANS, CHOICE
 TASKS = {  # family -> (fields of its config, its heads)
     "albert": (NARROW, ALL),
@@ -58,12 +59,14 @@ TASKS = {  # family -> (fields of its config, its heads)
     "gpt": (SHORT, (CLASSIFIER,)),
     "gpt2": (SHORT, (CLASSIFIER, TAGGER, SPANS)),
     "longformer": (SHORT | {"pattern": NEAR}, ALL),
+    "modernbert": (SHORT | {"depth": 4, "pattern": WINDOW}, ALL),
+    "modernbert-decoder": (SHORT | {"depth": 4, "pattern": WINDOW}, (CLASSIFIER,)),
     "roberta": (SHORT, ALL),
     "unilm": (SHORT, ALL),
     "xlnet": (SIZES, ALL),
 }
 CASES = [(family, head) for family, (_, heads) in TASKS.items() for head in heads]
-AT_THE_END = "bart", "ctrl", "gpt", "gpt2", "xlnet"  # families that read a row at its last token
+AT_THE_END = "bart", "ctrl", "gpt", "gpt2", "modernbert-decoder", "xlnet"  # families that read a row at its last token
 
 
 @functools.cache
@@ -146,7 +149,9 @@ def torch_loss(family, head, model, batch):
     ends = LENGTH - batch["segments"].sum(1) if family == "xlnet" else 0 * batch["place"]  # there padding is before
     moved = lambda array, by: np.stack([np.roll(row, number, 0) for row, number in zip(array, by, strict=True)])
     batch = batch | {name: moved(batch[name], ends) for name in ("tokens", "types", "segments", TAGGER)}
-    inputs = reference.torch_inputs(batch, types=getattr(config_of(family), "types", 2))
+    inputs = reference.torch_inputs(
+        batch, types=getattr(config_of(family), "types", 2 * (not family.startswith("modernbert")))
+    )
     if family in ("bart", "ctrl", "gpt", "gpt2"):  # whose types of tokens are tokens
         del inputs["token_type_ids"]
     if family != "longformer":

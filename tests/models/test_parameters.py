@@ -93,7 +93,8 @@ def test_every_parameter_has_names_in_a_checkpoint_and_no_class_one_twice(family
         for heads in model.architectures.values():
             slots = [(row.path, row.hf[part]) for row in family.parameters(config, heads) if part in row.hf]
             # What shares a tensor with others has a place of its own there.
-            names = Counter((slot.name, path if slot.axis is not None else "") for path, slot in slots)
+            own = lambda path, slot: (slot.name, (*(slot.layers or ()),), path if slot.axis is not None else "")
+            names = Counter(own(path, slot) for path, slot in slots)
             assert set(names.values()) == {1}
 
 

@@ -15,7 +15,7 @@ OTHERS = {
     "masking.fate": ["span", "unit"],
 }  # fmt: skip
 
-OF_STAGES = ("objective", "optimizer", "schedule", "frozen", "tasks", "rates")
+OF_STAGES = ("objective", "optimizer", "schedule", "global_base", "frozen", "tasks", "rates")
 
 
 def fields_of(recipe) -> dict:

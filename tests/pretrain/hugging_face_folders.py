@@ -22,6 +22,7 @@ from models.families.ernie import ErnieConfig
 from models.families.gpt import GPTConfig
 from models.families.gpt2 import GPT2Config
 from models.families.longformer import LongformerConfig
+from models.families.modernbert import ModernBertConfig, ModernBertDecoderConfig
 from models.families.registry import family_of
 from models.families.roberta import RobertaConfig
 from models.families.t5 import MT5Config, T5Config
@@ -52,6 +53,7 @@ SHORT = SIZES | {"positions": 32}
 TOWERS = {"discriminator": Tower(16, 2, 2, 24), "generator": Tower(8, 2, 1, 12)}
 BIGBIRD = BigBirdConfig(pattern=Pattern("bigbird", block=4, random=2), positions=64, **SIZES)
 LONGFORMER = LongformerConfig(pattern=Pattern("longformer", block=128, windows=(4, 8)), positions=64, **SIZES)
+NEAR = SHORT | {"depth": 4, "pattern": Pattern("longformer", windows=(6,))}
 DECODERS = {"ctrl": CTRLConfig, "gpt": GPTConfig, "gpt2": GPT2Config}
 MODELS = {  # kind -> (config, tokenizer)
     "pretraining": (BertConfig(**SHORT), "wordpiece"),
@@ -71,6 +73,8 @@ MODELS = {  # kind -> (config, tokenizer)
     "bigbird": (BIGBIRD, "wordpiece"),
     "bigbird masked": (BIGBIRD, "wordpiece"),
     "longformer": (LONGFORMER, "roberta"),
+    "modernbert": (ModernBertConfig(**NEAR), "roberta"),
+    "modernbert-decoder": (ModernBertDecoderConfig(**NEAR), "roberta"),
     **{name: (config(**SHORT | {"feed_forward": 64}), name) for name, config in DECODERS.items()},
     "t5": (T5Config(decoder_depth=1, head_dim=6, **SIZES), "t5"),
     "t5 untied": (T5Config(decoder_depth=1, tied=False, gated=True, activation="gelu_new", **SIZES), "t5"),

@@ -102,12 +102,12 @@ def random_batch(config, seed, rows=8, length=32, slots=6):
 def torch_inputs(batch, tokens=None, types=2):
     """The batch as keyword arguments of the torch models; tokens: i32[batch, length] to show instead.
 
-    types: how many there are; with one, all tokens have it.
+    types: how many there are; with one, all tokens have it; with none, the model takes none.
     """
     tensor = lambda array: torch.from_numpy(np.array(array)).long()
     inputs = {
         "input_ids": tensor(batch["tokens"] if tokens is None else tokens),
-        "token_type_ids": tensor(np.minimum(batch["types"], types - 1)),
+        **({"token_type_ids": tensor(np.minimum(batch["types"], types - 1))} if types else {}),
         "attention_mask": tensor(batch["segments"] > 0),
     }
     if "globals" in batch:

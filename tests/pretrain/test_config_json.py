@@ -54,6 +54,14 @@ def _said(tmp_path, family, **changes):
         ("longformer", {"attention_window": None}, "windows.0=None: must be a whole number"),
         ("longformer", {"attention_window": 7}, r"model.pattern.windows=\[7\]: must be even"),
         ("longformer", {"attention_window": [2, 2, 2]}, "one for all layers, or one for each of the 2; there are 3"),
+        ("modernbert", {"layer_types": ["sliding_attention"] * 4}, "layer_types=.*sliding_attention'.; give another"),
+        (
+            "modernbert",
+            {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
+            "rope_parameters=.*give another",
+        ),
+        ("modernbert", {"global_attn_every_n_layers": 2}, "global_attn_every_n_layers=2, which this family does not"),
+        ("modernbert-decoder", {"mlp_bias": True}, "mlp_bias=True, which this family does not support"),
         ("roberta", {"pad_token_id": 0}, "config.json has pad_token_id=0, but needs 1"),
         ("bert", {"hidden_dropout_prob": None}, "dropout=None: must be a number"),
         ("transformer-xl", {"cutoffs": None}, "cutoffs=None"),
@@ -63,6 +71,32 @@ def test_what_cannot_be_computed_as_said_is_refused(tmp_path, family, changes, s
     assert config_from(_said(tmp_path, family))
     with pytest.raises(UserError, match=said):
         config_from(_said(tmp_path, family, **changes))
+
+
+@pytest.mark.parametrize("family", ["modernbert", "modernbert-decoder"])
+def test_a_modernbert_is_read_in_the_form_of_its_hub_folders_and_in_that_of_transformers_5(tmp_path, family):
+    """Windows, bases and kinds of layers have other names in the first."""
+    config = FAMILIES[family].sizes["tiny"]
+    window = 8 - 2 * config.causal
+    config = dataclasses.replace(
+        config, global_base=7e4, local_base=3e3, pattern=dataclasses.replace(config.pattern, windows=(window,))
+    )
+    written = config_fields(config, "model", {}, {})
+    assert written["local_attention"] == 8
+    newer = {"rope_parameters", "layer_types"}
+    older = {name: value for name, value in written.items() if name not in newer} | {"global_attn_every_n_layers": 3}
+    of_5 = {name: value for name, value in written.items() if not name.endswith("rope_theta")}
+    for fields in (older, of_5):
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+        assert config_from(tmp_path) == config
+        kind = getattr(transformers, next(iter(FAMILIES[family].hf["model"].architectures))).config_class
+        theirs = kind.from_dict(fields)
+        assert theirs.layer_types == written["layer_types"]
+        bases = {name: of["rope_theta"] for name, of in theirs.rope_parameters.items()}
+        assert bases == {"full_attention": 7e4, "sliding_attention": 3e3}
+    dense = dataclasses.replace(config, pattern=dataclasses.replace(config.pattern, name="dense"))
+    (tmp_path / "config.json").write_text(json.dumps(config_fields(dense, "model", {}, {})))
+    assert config_from(tmp_path) == dense
 
 
 def _changed(value):
@@ -76,7 +110,20 @@ def _changed(value):
 
 
 @pytest.mark.parametrize(
-    "family", ["albert", "bert", "bigbird", "ctrl", "gpt", "gpt2", "longformer", "roberta", "xlnet"]
+    "family",
+    [
+        "albert",
+        "bert",
+        "bigbird",
+        "ctrl",
+        "gpt",
+        "gpt2",
+        "longformer",
+        "modernbert",
+        "modernbert-decoder",
+        "roberta",
+        "xlnet",
+    ],
 )
 def test_no_field_that_changes_what_transformers_computes_is_read_over(tmp_path, family):
     """Each field of the class's config, changed alone, leaves its output as it is, or is read or refused.
@@ -95,7 +142,8 @@ def test_no_field_that_changes_what_transformers_computes_is_read_over(tmp_path,
         with torch.no_grad():
             return built(tokens).to_tuple()[0]
 
-    fields = kind.config_class.from_dict(config_fields(config, "model", {}, {})).to_dict()
+    padding = {"pad_token_id": 0} if family.startswith("modernbert") else {}  # which is there beyond this vocabulary
+    fields = kind.config_class.from_dict(config_fields(config, "model", {}, padding)).to_dict()
     usual, ours = output(fields), config_from(_said(tmp_path, family, **fields))
     unknown = {name: _changed(value) for name, value in fields.items() if name not in ("tie_word_embeddings", "d_head")}
     for name, value in unknown.items():

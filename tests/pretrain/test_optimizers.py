@@ -242,6 +242,18 @@ def test_the_rate_falls_from_layer_to_layer_and_is_lowest_in_embeddings():
             np.testing.assert_allclose(part(decayed[path]), factor * part(plain[path]), rtol=1e-6, err_msg=path)
 
 
+def test_the_rate_falls_from_layer_to_layer_where_stacks_take_turns():
+    """In a ModernBERT of 7 layers: the first alone, then 1 and 4, 2 and 5, 3 and 6."""
+    config = dataclasses.replace(FAMILIES["modernbert"].sizes["tiny"], vocab_size=100, depth=7)
+    table, shapes = FAMILIES["modernbert"].parameters(config), parameter_shapes(config)
+    ones = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), shapes)
+    factors = dict(leaves(optimizers._scale_by_depth(table, 0.5).update(ones, None, None)[0]))
+    for stack, numbers in {"first/layers": [0], "layers/0": [1, 4], "layers/1": [2, 5], "layers/2": [3, 6]}.items():
+        found = np.asarray(factors[f"{stack}/attention/output/kernel"])[:, 0, 0]
+        np.testing.assert_allclose(found, [0.5 ** (7 - number) for number in numbers])
+    assert (np.asarray(factors["embeddings/tokens"]) == 0.5**8).all() and (np.asarray(factors["norm/scale"]) == 1).all()
+
+
 def update_of(optimizer):
     params, gradients = random_tree(1), random_tree(2)
     chain = transformation(optimizer, TABLE, VOCAB)

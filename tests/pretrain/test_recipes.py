@@ -61,7 +61,7 @@ def of_one_trace(recipe):
         more |= {"pattern": numbered(model.pattern)}
     length = 512 if sparse else 64
     targets = {"target_length": length} if getattr(recipe.objective, "layout", "") == DENOISING else {}
-    phase = numbered(recipe.phases[0], length=length, globals=4, **targets)
+    phase = numbered(recipe.phases[0], length=length, globals=4, global_base=None, **targets)
     optimizer, schedule = Optimizer(recipe.optimizer.name), Schedule("constant", peak=1e-3)
     parts = {"model": numbered(model, **more), "objective": numbered(recipe.objective), "phases": (phase,)}
     return Recipe("tiny", "", optimizer=optimizer, schedule=schedule, steps=20, **parts)

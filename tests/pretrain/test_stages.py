@@ -14,6 +14,7 @@ from data_pipelines.corpus import open_corpora
 from data_pipelines.errors import UserError
 from models.attention.encoder import Encoder, EncoderConfig, encoder_parameters
 from models.attention.mask import Mask
+from models.attention.patterns.pattern import Pattern
 from models.attention.transformer import encode
 from models.blocks.embeddings import Term
 from models.blocks.heads import TOKENS, token_head
@@ -112,6 +113,38 @@ def test_what_is_frozen_is_there_and_leaves_something_to_train():
     rest = ("embeddings", "predictions", "pooler", "pair")
     assert "nothing is left to train" in refused("layers", *rest)
     assert "nothing is left to train" in refused("layers[0:1]", "layers[1:2]", *rest)
+
+
+def test_a_phase_gives_the_models_rotary_positions_their_base(corpus_path, tmp_path, capsys):
+    """From the first step of the phase, in evaluation, and in what is made of its checkpoints."""
+    near = Pattern("longformer", block=16, windows=(16,))
+    sizes = {"width": 16, "depth": 1, "heads": 2, "feed_forward": 24, "dropout": 0.0, "init_std": 0.3, "pattern": near}
+    model = dataclasses.replace(FAMILIES["modernbert"].sizes["tiny"], vocab_size=195, **sizes)
+    phases = [Phase(0.5, 32, 8, global_base=base) for base in (10.0, None)]
+    staged = lambda *of: tiny.bert(model=model, objective=TOKENS_ALONE, phases=of, steps=4)
+    how = {"log_every": 1, "checkpoint_every": 2, "keep": 9}
+    losses = {}
+    for name, of in {"both": phases, "one": [dataclasses.replace(phase, global_base=10.0) for phase in phases]}.items():
+        assert run(staged(*of), tiny.options(corpus_path, tmp_path / name, **how)) == 0
+        losses[name] = [entry["loss"] for entry in read_metrics(RunDirectory(tmp_path / name), "train")]
+    assert losses["both"][:2] == losses["one"][:2] and losses["both"][2] != losses["one"][2]
+    assert tiny.equal(tiny.final_state(tmp_path / "both", 2).params, tiny.final_state(tmp_path / "one", 2).params)
+    assert open_model(tmp_path / "both", 2).config.global_base == 10.0
+    assert open_model(tmp_path / "both").config == model and model.global_base == 160_000.0
+    shutil.rmtree(tmp_path / "both" / "checkpoints" / "4")
+    run(staged(*phases), tiny.options(corpus_path, tmp_path / "both", **how))
+    resumed = [entry["loss"] for entry in read_metrics(RunDirectory(tmp_path / "both"), "train")]
+    assert resumed == losses["both"]
+    assert from_json(to_json(staged(*phases))) == staged(*phases)
+    for recipe, said in (
+        (tiny.bert(phases=phases[:1] * 2), "phases.0.global_base=10.0: BertConfig has no rotary positions; leave it"),
+        (
+            staged(*phases[1:] * 1, dataclasses.replace(phases[0], global_base=-1.0)),
+            "global_base=-1.0: must be above 0",
+        ),
+    ):
+        with pytest.raises(UserError, match=said):
+            check(recipe)
 
 
 def test_two_seeds_rates_and_lengths_of_run_are_one_program(registered):

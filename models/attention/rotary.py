@@ -1,0 +1,52 @@
+"""Rotary positions (Su et al. 2021, arXiv:2104.09864, equation 34): queries and keys are turned by angles that grow
+with their position, so that a score depends on the distance alone.
+
+As in Hugging Face, the pairs of numbers that turn together are the halves of a head: number i and number i + head_dim /
+2.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+
+class Turns(NamedTuple):
+    """The rotation of each token: f32[batch or 1, n, head_dim] each; the first half of the sines is negative."""
+
+    cosines: Array
+    sines: Array
+
+
+def turns_of(positions: Array, head_dim: int, base: float) -> Turns:
+    """Return the rotations of tokens at positions i32[batch or 1, n]; pair i turns by base ** (-2i / head_dim) for each
+    position."""
+    speeds = 1.0 / np.float32(base) ** (np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim))
+    angles = positions[..., None].astype(jnp.float32) * speeds
+    cosines, sines = jnp.cos(angles), jnp.sin(angles)
+    return Turns(jnp.concatenate([cosines, cosines], -1), jnp.concatenate([-sines, sines], -1))
+
+
+def turns_at(turns: Turns, slots: Array) -> Turns:
+    """Return the rotations of the tokens at slots i32[batch, n], of those [1, length, head_dim] of a row's tokens."""
+    return Turns(*(jnp.take(array[0], slots, axis=0, mode="clip") for array in turns))
+
+
+def turned(x: Array, turns: Turns, head_dim: int | None = None) -> Array:
+    """Rotate x [..., width], in whose last axis one head lies, or several side by side -> like x.
+
+    turns: arrays that broadcast to x; of one head they serve all.   head_dim: by default that of the turns.
+    """
+    wide, head_dim = x.astype(jnp.float32), head_dim or turns.cosines.shape[-1]
+    cosines, sines = (jnp.tile(array, x.shape[-1] // array.shape[-1]) for array in turns)
+    return (wide * cosines + _exchanged(wide, head_dim) * sines).astype(x.dtype)
+
+
+def _exchanged(x: Array, head_dim: int) -> Array:
+    """Exchange the halves of each head."""
+    half = head_dim // 2
+    if x.shape[-1] == head_dim:
+        return jnp.roll(x, half, -1)
+    is_first = jnp.arange(x.shape[-1]) % head_dim < half
+    return jnp.where(is_first, jnp.roll(x, -half, -1), jnp.roll(x, half, -1))

@@ -1,0 +1,389 @@
+"""ModernBERT (Warner et al. 2024, arXiv:2412.13663, section 2.1) and its twin, a causal decoder with the same layers
+(Weller et al. 2025, arXiv:2507.11412, Ettin).
+
+Rotary positions, norms before the blocks, gated feed-forward blocks, and no biases but that of the logits. The first
+layer and every third one after it see the whole row; the others see a window around each token, in the decoder before
+it, and have rotary positions of another base. The first layer has no norm before its attention, since embeddings have
+one.
+
+Hugging Face: ModernBertForMaskedLM and the classes with task heads, and ModernBertDecoderForCausalLM. There the local
+layers of a decoder see one token less than half of `local_attention` before each. Weights are drawn from a normal
+distribution that is not cut off at two standard deviations, as it is there.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, ClassVar
+
+import flax.linen as nn
+from jax import Array
+
+from models.attention.decoder import Decoder
+from models.attention.local_global import PERIOD, attentions, seen, seen_by_pattern, through, views
+from models.attention.mask import Mask
+from models.attention.patterns.pattern import DENSE, Pattern
+from models.blocks.activations import ACTIVATIONS
+from models.blocks.checks import check_encoder
+from models.blocks.dense import Dense
+from models.blocks.embeddings import Embeddings, padded_vocab, padding_bias
+from models.blocks.heads import CHOICE, CLASSIFIER, SPANS, TAGGER, TOKENS, WithHeads, task_head, tied_logits
+from models.blocks.norm import Norm
+from models.blocks.tables import HF_SIZES
+from models.core.family import Converter, Family, Head, HuggingFace, Input, Inputs
+from models.core.parameters import LAYERS, Noise, Parameter, Slot, parameter
+from models.core.program import Program
+from models.core.ranges import COUNT, POSITIVE, check_ranges
+from models.core.sharding import constrain
+
+TABLE = "model.embeddings.tok_embeddings.weight"
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers in config.json
+TRANSFORM = "head_transform"  # head whose output the other heads read
+INPUTS = dict.fromkeys(("tokens", "segments"), Input(("length",)))
+
+
+@dataclasses.dataclass(frozen=True)
+class ModernBertConfig:
+    """Sizes and rates; the defaults are those of ModernBERT-base."""
+
+    vocab_size: int = 50368  # number of tokens, without padding rows
+    positions: int = 8192  # length of the longest row, in tokens; no table has so many rows
+    width: int = 768  # hidden size
+    depth: int = 22  # number of layers, one more than a multiple of 3
+    heads: int = 12  # attention heads in each layer
+    feed_forward: int = 1152  # width inside the feed-forward block
+    activation: str = "gelu"  # activation function of the feed-forward block
+    pattern: Pattern = Pattern("longformer", windows=(128,))  # the window of local layers; dense: all layers are global
+    global_base: float = 160_000.0  # base of the rotary positions of global layers
+    local_base: float = 10_000.0  # the same of local layers
+    dropout: float = 0.1  # dropout rate of the attention's output
+    attention_dropout: float = 0.0  # dropout rate of attention probabilities
+    norm_epsilon: float = 1e-5  # added to the variance in norms
+    init_std: float = 0.02  # standard deviation of the initial weights
+    labels: tuple[str, ...] = ()  # classes of a task head
+
+    causal: ClassVar[bool] = False
+    biases: ClassVar[bool] = False
+    gated: ClassVar[bool] = True
+    norm: ClassVar[str] = "unbiased"
+
+    def __post_init__(self):
+        check_ranges(self, {"positions": COUNT, "global_base": POSITIVE, "local_base": POSITIVE}, "model.")
+        check_encoder(self)
+        if self.depth % PERIOD != 1:
+            low = max(1, (self.depth - 1) // PERIOD * PERIOD + 1)
+            raise ValueError(
+                f"model.depth={self.depth}: must be one more than a multiple of {PERIOD}; use {low} or {low + PERIOD}"
+            )
+        if self.width // self.heads % 2:
+            raise ValueError(f"model.heads={self.heads}: a head's {self.width // self.heads} numbers must be even")
+        near = self.pattern
+        if near.name not in (DENSE, "longformer") or len(near.windows) > 1 or near.dilations != (1,):
+            raise ValueError(
+                f"model.pattern.name={near.name!r}: local layers have one window without dilation; use longformer with "
+                "one of windows, or dense"
+            )
+
+    @property
+    def output_std(self) -> float:
+        """Standard deviation of the initial weights into the residual stream."""
+        return self.init_std * (2 * self.depth) ** -0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class ModernBertDecoderConfig(ModernBertConfig):
+    """The fields with another default than the encoder's."""
+
+    pattern: Pattern = Pattern("longformer", windows=(126,))  # 63 tokens before each
+    causal: ClassVar[bool] = True
+
+
+class Transform(nn.Module):
+    """What stands before logits and scores: dense, GELU, norm."""
+
+    config: ModernBertConfig
+    program: Program
+
+    @nn.compact
+    def __call__(self, hidden: Array, table: Array | None = None) -> Array:
+        """hidden [..., width] -> the same."""
+        c, dtype = self.config, self.program.compute
+        dense = Dense(c.width, c.output_std, dtype, bias=False, name="dense")
+        return Norm(c.norm_epsilon, dtype, c.norm, name="norm")(ACTIVATIONS["gelu"](dense(hidden)))
+
+
+class Logits(nn.Module):
+    """Logits over the tied embeddings, with a bias."""
+
+    vocab_size: int
+
+    def setup(self):
+        self.bias = parameter(self, "bias", nn.initializers.zeros, (padded_vocab(self.vocab_size),))
+
+    def __call__(self, hidden: Array, table: Array) -> Array:
+        """hidden [rows, n, width], table f32[padded, width] -> f32[rows * n, padded]."""
+        hidden = constrain(hidden.reshape(-1, hidden.shape[-1]), "batch", None)
+        return tied_logits(hidden, table, self.bias, self.vocab_size)
+
+
+def embeddings(config: ModernBertConfig) -> Embeddings:
+    """Return the embeddings of tokens with their norm."""
+    return Embeddings(config.vocab_size, config.width, (), config.norm_epsilon, config.init_std, config.norm)
+
+
+class ModernBert(WithHeads):
+    """The encoder."""
+
+    def setup(self):
+        super().setup()
+        c = self.config
+        self.embeddings, self.norm = embeddings(c), Norm(c.norm_epsilon, self.program.compute, c.norm)
+
+    @nn.compact
+    def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
+        """See `Encoder.encode`."""
+        x = self.embeddings(inputs).astype(self.program.compute)
+        by_kind = views(self.config, Mask(inputs["segments"]))
+        x, _ = through(self, self.config, x, by_kind, noise, self.program, slots)
+        return constrain(self.norm(x), "batch", "length" if slots is None else None, None)
+
+    def __call__(self, inputs: Inputs):
+        """Run every part once, for initialisation."""
+        return self.apply_heads(self.encode(inputs))
+
+
+class ModernBertDecoder(Decoder):
+    """The decoder; its logits have a transform and a bias."""
+
+    def setup(self):
+        WithHeads.setup(self)
+        c = self.config
+        self.embeddings, self.norm = embeddings(c), Norm(c.norm_epsilon, self.program.compute, c.norm)
+        self.lm_head, self.predictions = Transform(c, self.program), Logits(c.vocab_size)
+
+    def decode(self, inputs: Inputs, noise: Noise = None) -> Array:
+        """See `Decoder.decode`."""
+        x = self.embed(inputs).astype(self.program.compute)
+        return self.transform(x, Mask(inputs["segments"], causal=True), noise)[0]
+
+    @nn.compact
+    def transform(self, x: Array, mask, noise: Noise, cached: tuple[Array, Array] | None = None):
+        """See `Decoder.transform`."""
+        by_kind = views(self.config, *((mask,) if cached is None else mask))
+        x, new = through(self, self.config, x, by_kind, noise, self.program, None, cached)
+        return constrain(self.norm(x), "batch", None if cached else "length", None), new
+
+    def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
+        """See `Decoder.softmax`."""
+        bias = self.predictions.bias + padding_bias(self.config.vocab_size)
+        return self.lm_head(hidden), self.embeddings.tokens, bias
+
+
+def _matrix(path: str, axes: tuple, name: str, **slot: Any) -> Parameter:
+    return Parameter(f"{path}/kernel", axes, {"model": Slot(f"{name}.weight", "T", **slot)})
+
+
+def _norm(path: str, name: str, axes: tuple = ("width",), **slot: Any) -> Parameter:
+    return Parameter(f"{path}/scale", axes, {"model": Slot(f"{name}.weight", **slot)})
+
+
+def _layers(prefix: str, numbers: dict[int, int], causal: bool, normed: bool) -> list[Parameter]:
+    """Return the rows of a stack of layers.   numbers: layer in Hugging Face -> its place in the stack."""
+    layer = "model.layers.{layer}."
+    matrix = lambda path, axes, name, **slot: _matrix(
+        f"{prefix}/{path}", (LAYERS, *axes), layer + name, layers=numbers, **slot
+    )
+    norm = lambda path, name: _norm(f"{prefix}/{path}/norm", layer + name, (LAYERS, "width"), layers=numbers)
+    projections = [
+        matrix(f"attention/{name}", ("width", "heads"), f"attn.{name[0]}_proj")
+        if causal
+        else matrix(f"attention/{name}", ("width", "heads"), "attn.Wqkv", axis=0)
+        for name in ("query", "key", "value")
+    ]
+    return [
+        *[norm("attention", "attn_norm")] * (not normed),
+        *projections,
+        matrix("attention/output", ("heads", "width"), "attn.Wo"),
+        norm("feed_forward", "mlp_norm"),
+        *(matrix(f"feed_forward/{name}", ("width", "feed_forward"), "mlp.Wi", axis=0) for name in ("up", "gate")),
+        matrix("feed_forward/down", ("feed_forward", "width"), "mlp.Wo"),
+    ]
+
+
+def _transform_parameters(path: str, name: str) -> tuple[Parameter, ...]:
+    return _matrix(f"{path}/dense", ("width", None), f"{name}.dense"), _norm(f"{path}/norm", f"{name}.norm")
+
+
+_BIAS = Parameter(f"{TOKENS}/bias", ("vocab",), {"model": Slot("decoder.bias")})
+
+
+def parameters(config: ModernBertConfig) -> list[Parameter]:
+    """Return the parameter table of the trunk."""
+    turns = config.depth // PERIOD
+    numbers = [{PERIOD * turn + place + 1: turn for turn in range(turns)} for place in range(PERIOD)]
+    return [
+        Parameter("embeddings/tokens", ("vocab", "embedding"), {"model": Slot(TABLE)}),
+        _norm("embeddings/norm", "model.embeddings.norm"),
+        *_layers(f"first/{LAYERS}", {0: 0}, config.causal, normed=True),
+        *(
+            row
+            for place in range(PERIOD if turns else 0)
+            for row in _layers(f"{LAYERS}/{place}", numbers[place], config.causal, normed=False)
+        ),
+        _norm("norm", "model.final_norm"),
+        *((*_transform_parameters("lm_head", "lm_head"), _BIAS) if config.causal else ()),
+    ]
+
+
+def _kinds(config: ModernBertConfig) -> list[str]:
+    """Return `layer_types` of config.json."""
+    local = FULL if config.pattern.name == DENSE else SLIDING
+    return [local if layer % PERIOD else FULL for layer in range(config.depth)]
+
+
+def _pattern(fields: Mapping[str, Any]) -> str:
+    """Read the name of the local layers' pattern; TypeError if layers take turns in another way."""
+    kinds = fields.get("layer_types") or [FULL, SLIDING]
+    local = {kind for layer, kind in enumerate(kinds) if layer % PERIOD}
+    if {*kinds[::PERIOD]} != {FULL} or len(local) > 1:
+        raise TypeError
+    return DENSE if local == {FULL} else "longformer"
+
+
+def _base(kind: str, older: str, default: float) -> Callable[[Mapping[str, Any]], float]:
+    """Return how a base is read, from transformers 5's `rope_parameters` or its older name."""
+
+    def read(fields: Mapping[str, Any]) -> float:
+        rope = (fields.get("rope_parameters") or {}).get(kind) or {}
+        if rope.get("rope_type", "default") != "default":
+            raise TypeError
+        return float(rope.get("rope_theta", fields.get(older, default)))
+
+    return read
+
+
+def _rope(config: ModernBertConfig) -> dict[str, dict[str, Any]]:
+    """Return `rope_parameters` of config.json."""
+    bases = {FULL: config.global_base, SLIDING: config.local_base}
+    return {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()}
+
+
+def _fields(unseen: int) -> dict[str, str | Converter]:
+    """Return the fields of config.json.   unseen: tokens on both sides by which a window is smaller than it says."""
+    of_global, of_local = _base(FULL, "global_rope_theta", 160_000.0), _base(SLIDING, "local_rope_theta", 10_000.0)
+    window = lambda fields: (fields.get("local_attention", 128) // 2 * 2 - unseen,)
+    return {
+        "vocab_size": "vocab_size",
+        "max_position_embeddings": "positions",
+        **HF_SIZES,
+        "hidden_activation": "activation",
+        "norm_eps": "norm_epsilon",
+        "layer_types": Converter("pattern.name", _kinds, _pattern),
+        "local_attention": Converter("pattern.windows", lambda c: c.pattern.windows[0] + unseen, window),
+        "rope_parameters": Converter("global_base", _rope, of_global),
+        "global_rope_theta": Converter("global_base", lambda c: c.global_base, of_global),
+        "local_rope_theta": Converter("local_base", lambda c: c.local_base, of_local),
+    }
+
+
+def _otherwise(config: ModernBertConfig, heads: Collection[str]) -> list[str]:
+    """Return how transformers' classes differ from the model as trained."""
+    same = config.dropout == config.attention_dropout
+    return [] if same else ["dropout of the attention's output is that of its probabilities"]
+
+
+def _family(config: type, model_type: str, unseen: int, **of_class: Any):
+    """Declare one of the twins.   unseen: see `_fields`.   of_class: further fields of `Family` and `HuggingFace`."""
+    of_family = {name: of_class.pop(name) for name in ("trunk", "heads", "continues")}
+    return Family(
+        config=config,
+        sizes=_sizes(config),
+        inputs=INPUTS,
+        table=parameters,
+        hf={
+            "model": HuggingFace(
+                folder="",
+                constants={"model_type": model_type},
+                fields=_fields(unseen),
+                settings={
+                    "attention_dropout": "attention_dropout",
+                    "attention_output_dropout": "dropout",  # which transformers does not read
+                    "initializer_range": "init_std",
+                },
+                tied={"decoder.weight": TABLE},
+                trunk="model.",
+                pair=None,
+                prepare="--tokenizer bpe",
+                otherwise=_otherwise,
+                assumed=ASSUMED,
+                **of_class,
+            )
+        },
+        seen=seen,
+        seen_by_pattern=seen_by_pattern,
+        attention="self",
+        attentions=attentions,
+        **of_family,
+    )
+
+
+ASSUMED = {"global_attn_every_n_layers": PERIOD, "classifier_activation": "gelu", "decoder_bias": True}
+ASSUMED |= dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
+
+
+def _sizes(kind: type) -> dict[str, ModernBertConfig]:
+    """Return the sizes that both have."""
+    sizes = {
+        "tiny": (4, 128, 2, 192),  # not published; trains within minutes on a CPU
+        # Warner et al. 2024, table 4
+        "base": (22, 768, 12, 1152),
+        "large": (28, 1024, 16, 2624),
+        # Weller et al. 2025, table 1, whose 150m and 400m are base and large
+        "17m": (7, 256, 4, 384),
+        "32m": (10, 384, 6, 576),
+        "68m": (19, 512, 8, 768),
+        "1b": (28, 1792, 28, 3840),
+    }
+    fields = ("depth", "width", "heads", "feed_forward")
+    return {name: kind(**dict(zip(fields, numbers, strict=True))) for name, numbers in sizes.items()}
+
+
+_FROM_HEAD = {f"lm_head/{path}": f"{TRANSFORM}/{path}" for path in ("dense/kernel", "norm/scale")}
+_TRANSFORM = Head(TRANSFORM, Transform, _transform_parameters(TRANSFORM, "head"))
+FAMILY = _family(
+    ModernBertConfig,
+    "modernbert",
+    0,
+    trunk=ModernBert,
+    heads=(
+        _TRANSFORM,
+        Head(TOKENS, lambda c, program: Logits(c.vocab_size), (_BIAS,), reads=TRANSFORM),
+        *(task_head(name, "classifier", reads=TRANSFORM) for name in (CLASSIFIER, TAGGER)),
+        task_head(SPANS, "classifier", features=2, reads=TRANSFORM),
+        task_head(CHOICE, "classifier", features=1, reads=TRANSFORM),
+    ),
+    architectures={
+        "ModernBertForMaskedLM": (TRANSFORM, TOKENS),
+        "ModernBertForSequenceClassification": (TRANSFORM, CLASSIFIER),
+        "ModernBertForTokenClassification": (TRANSFORM, TAGGER),
+        "ModernBertForQuestionAnswering": (TRANSFORM, SPANS),
+        "ModernBertForMultipleChoice": (TRANSFORM, CHOICE),
+    },
+    continues={"modernbert-decoder": {there: here for here, there in _FROM_HEAD.items()}},
+)
+DECODER = _family(
+    ModernBertDecoderConfig,
+    "modernbert-decoder",
+    2,
+    trunk=ModernBertDecoder,
+    heads=(
+        _TRANSFORM,
+        task_head(CLASSIFIER, "classifier", reads=TRANSFORM, biased=False),
+    ),
+    architectures={
+        "ModernBertDecoderForCausalLM": (),
+        "ModernBertDecoderForSequenceClassification": (TRANSFORM, CLASSIFIER),
+    },
+    all_ids=True,
+    of_softmax=("lm_head.dense.weight", "lm_head.norm.weight", "decoder.bias"),
+    continues={"modernbert": _FROM_HEAD},
+)
