@@ -98,6 +98,7 @@ class HuggingFace(NamedTuple):
         else.
     of_softmax: tensors that classes with heads lack.
     zeros: tensors that models here lack; those of a folder must be zero.
+    beside: how the names of tensors begin that no class has; they are in a file of that name beside the others.
     """
 
     folder: str
@@ -114,6 +115,7 @@ class HuggingFace(NamedTuple):
     untied: Mapping[str, str] = MappingProxyType({})
     of_softmax: tuple[str, ...] = ()
     zeros: tuple[str, ...] = ()
+    beside: str = ""
 
 
 class Family(NamedTuple):
@@ -133,6 +135,7 @@ class Family(NamedTuple):
     attentions: (config, Shape, memory) -> the attentions that a kernel may compute.   memory: remembered tokens.
     continues: registry name of another family whose weights may initialise a model of this one -> path of a parameter
         here -> its path there, where they differ.
+    differences: parameter -> the one that has to be added to it; folders, and models of other families, have the sum.
     """
 
     config: type
@@ -146,6 +149,7 @@ class Family(NamedTuple):
     attention: str = ""
     attentions: Callable[[Any, Shape, int], list] = lambda config, shape, memory: []
     continues: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    differences: Mapping[str, str] = MappingProxyType({})
 
     def module(self, config: Any, program: Program, heads: Collection[str] = ()) -> nn.Module:
         """Return the trunk with the heads of these names."""

@@ -45,6 +45,10 @@ LOADERS = [  # kind, part, another class that loads it beside the one that it na
     ("albert groups", "", None),
     ("electra", "", "AutoModelForPreTraining"),
     ("electra", "generator", "AutoModelForMaskedLM"),
+    ("deberta", "", "AutoModelForMaskedLM"),
+    ("deberta plain", "", None),
+    ("deberta v3", "", "AutoModel"),
+    ("deberta v3", "generator", "AutoModelForMaskedLM"),
     ("unilm", "", "AutoModelForMaskedLM"),
     ("xlnet", "", "AutoModelForPreTraining"),
     ("xlnet", "", "AutoModelForCausalLM"),
@@ -89,7 +93,7 @@ def test_export_then_load_gives_the_same_config_the_same_bits_and_zero_padding(e
 
 WITHOUT = "vocab.json and merges.txt"  # instead of tokenizer.json
 TOKENIZING = ["pretraining", "electra", "electra/generator", "roberta", f"roberta, {WITHOUT}"]
-TOKENIZING += ["bart", "ctrl", "gpt", "gpt2"]
+TOKENIZING += ["deberta", "deberta v3/generator", "bart", "ctrl", "gpt", "gpt2"]
 
 
 @pytest.mark.parametrize("of", TOKENIZING)

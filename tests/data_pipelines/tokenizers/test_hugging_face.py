@@ -41,6 +41,8 @@ CASES = {  # kind, specials, cased, keep_accents -> the class that Hugging Face 
     ("sentencepiece-unigram", "albert", False, True): AlbertTokenizer,
     ("sentencepiece-unigram", "albert", True, False): AlbertTokenizer,
     ("sentencepiece-unigram", "t5", False, False): T5Tokenizer,
+    ("sentencepiece-unigram", "deberta", False, False): PreTrainedTokenizerFast,
+    ("sentencepiece-bpe", "deberta", False, False): PreTrainedTokenizerFast,
     ("sentencepiece-bpe", "xlnet", True, False): PreTrainedTokenizerFast,
     ("sentencepiece-bpe", "albert", False, True): PreTrainedTokenizerFast,
     ("sentencepiece-bpe", "t5", False, False): PreTrainedTokenizerFast,
@@ -97,10 +99,10 @@ def test_hugging_face_loads_its_class_with_the_same_tokens_and_ids(loaded, case)
     for tokenizer in (made.tokenizer, again.tokenizer):
         assert ids(Encoder(tokenizer), *texts) == expected
     if kind.startswith(("wordpiece", "sentencepiece")):
-        kept = keep or (cased and specials != "xlnet") or specials == "t5"
+        kept = keep or (cased and specials != "xlnet") or specials in ("t5", "deberta")
         spelled = theirs.decode(theirs("café", add_special_tokens=False)["input_ids"])
         assert spelled == ("café" if kept else "cafe")
-        assert bool({"The", "▁The"} & theirs.get_vocab().keys()) == (cased or specials == "t5")
+        assert bool({"The", "▁The"} & theirs.get_vocab().keys()) == (cased or specials in ("t5", "deberta"))
 
 
 @settings(max_examples=25)
