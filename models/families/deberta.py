@@ -278,8 +278,8 @@ _DECODER = {
     )
 }
 _LEGACY = (
-    "transformers wrote its legacy head; make the model with DebertaV2Config(legacy=False), or start the head anew "
-    "with --init-heads-anew"
+    "transformers' legacy head has other names; make the model with DebertaV2Config(legacy=False), or start the head "
+    "anew with --init-heads-anew"
 )
 
 

@@ -263,6 +263,7 @@ def label_places(before: Sequence[str], after: Sequence[str]) -> list[int] | Non
 
 def to_target(setting: str, params: Mapping[str, np.ndarray], source, target) -> dict[str, np.ndarray]:
     """Convert parameters of a model of config `source` to one of `target`: path -> array."""
+    params = params if type(source) is type(target) else summed(params, source)
     named = {path: params[name] for path, name in counterparts(source, target).items() if name in params}
     for field in REPEATED.values():
         before, after = (getattr(config, field, None) for config in (source, target))

@@ -18,7 +18,6 @@ from data_pipelines.progress import busy
 from models.core.parameters import Params, leaves, nest
 from pretrain.huggingface.config import check_same
 from pretrain.huggingface.load import ANEW, check_heads, check_vocabulary, counterparts, load, to_target
-from pretrain.huggingface.tensors import summed
 from pretrain.objectives.objective import TEACHERS
 from pretrain.options import Options
 from pretrain.recipe import Recipe, asked
@@ -226,8 +225,6 @@ def _of_run(directory: RunDirectory, config, shapes: Params, corpus: Corpus, sta
         check_vocabulary(tokenizer, corpus.tokenizer_path, recipe.model, config)
     restored = restore(directory, mesh=host_mesh())
     trained = jax.device_get(dict(leaves(restored.whole)))
-    if type(recipe.model) is not type(config):
-        trained = summed(trained, recipe.model)
     converted = to_target(source, trained, recipe.model, config)
     taken = {path: array for path, array in converted.items() if path in wanted}
     lacking = wanted.keys() - taken.keys()

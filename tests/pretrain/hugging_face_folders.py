@@ -65,6 +65,7 @@ MODELS = {  # kind -> (config, tokenizer)
     ),
     "deberta": (DebertaConfig(buckets=8, furthest=20, **SHORT), "deberta"),
     "deberta plain": (DebertaConfig(enhanced_decoder=False, **SHORT), "deberta"),
+    "deberta classes": (DebertaConfig(**SHORT), "deberta"),
     "deberta v3": (DebertaV3Config(generator_depth=1, **SHORT), "deberta"),
     "unilm": (UniLMConfig(**SHORT), "wordpiece"),
     "xlnet": (XLNetConfig(**SIZES), "wordpiece"),
@@ -85,6 +86,7 @@ HEADS = {
     "masked": (TOKENS,),
     "classes": (POOLER, CLASSIFIER),
     "bigbird masked": (TOKENS, POOLER),
+    "deberta classes": (CLASSIFIER,),
     "roberta pairs": (TOKENS, POOLER, PAIR),
 }
 

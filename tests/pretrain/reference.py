@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import torch
 import transformers
+from transformers.activations import ACT2FN
 from transformers.models.bart.modeling_bart import BartEncoder
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 
@@ -74,7 +75,7 @@ class DebertaV2Discriminator(torch.nn.Module):
 
     def forward(self, **inputs):
         hidden, head = self.deberta(**inputs).last_hidden_state, self.mask_predictions
-        read = torch.nn.functional.gelu(head.dense(head.LayerNorm(hidden[:, :1] + hidden)))
+        read = ACT2FN[self.config.hidden_act](head.dense(head.LayerNorm(hidden[:, :1] + hidden)))
         return head.classifer(read).squeeze(-1)
 
 
