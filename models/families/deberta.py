@@ -131,7 +131,7 @@ class Encoder(nn.Module):
     def setup(self):
         c = self.config
         table = lambda name, rows: parameter(self, name, nn.initializers.normal(c.init_std), (rows, c.width))
-        self.distances, self.norm = table("distances", 2 * c.buckets), Norm(c.norm_epsilon, jnp.float32)
+        self.buckets, self.buckets_norm = table("buckets", 2 * c.buckets), Norm(c.norm_epsilon, jnp.float32)
         self.positions = table("positions", c.positions) if c.enhanced_decoder else None
 
     @nn.compact
@@ -142,7 +142,7 @@ class Encoder(nn.Module):
         `slots` i32[batch, n].   decodes: whether the enhanced mask decoder computes them."""
         c, program = self.config, self.program
         x = dropout(embedded, c.dropout, site(noise, 0)).astype(program.compute)
-        shared = Mask(segments), self.norm(self.distances), self.positions if decodes else None
+        shared = Mask(segments), self.buckets_norm(self.buckets), self.positions if decodes else None
         layer = DebertaLayer(c, program, parent=None)
         return stack(self, [layer], c.depth, x, shared, site(noise, 1), program, slots)[0]
 
@@ -240,8 +240,8 @@ def _parameters(config: DebertaConfig, prefix: str = "", part: str = "model") ->
     return [
         table("embeddings/tokens", ("vocab", "embedding"), "embeddings.word_embeddings"),
         *norm("embeddings/norm", "embeddings"),
-        table("encoder/distances", (None, "embedding"), "encoder.rel_embeddings"),
-        *norm("encoder/norm", "encoder"),
+        table("encoder/buckets", (None, "embedding"), "encoder.rel_embeddings"),
+        *norm("encoder/buckets_norm", "encoder"),
         *[positions] * config.enhanced_decoder,
         *layer_parameters(f"{prefix}encoder/layers", part, "deberta", "_proj"),
     ]
@@ -280,6 +280,9 @@ _DECODER = {
 _LEGACY = (
     "transformers' legacy head has other names; make the model with DebertaV2Config(legacy=False), or start the head "
     "anew with --init-heads-anew"
+)
+_NO_POSITIONS = (
+    "transformers saves none; set enhanced_decoder to false in its config.json and give --model.no-enhanced-decoder"
 )
 
 
@@ -321,7 +324,7 @@ def _hugging_face(
         trunk="deberta.",
         prepare="--tokenizer sentencepiece-unigram --specials deberta --cased",
         assumed={"type_vocab_size": 0, "conv_kernel_size": 0, "pooler_hidden_act": "gelu"},
-        untied={"lm_predictions.lm_head.bias": _LEGACY},
+        untied={"lm_predictions.lm_head.bias": _LEGACY, "deberta.embeddings.position_embeddings.weight": _NO_POSITIONS},
         **others,
     )
 

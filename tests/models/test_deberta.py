@@ -19,6 +19,7 @@ from models.core.program import Program
 from models.families.registry import FAMILIES
 from pretrain.huggingface.load import load
 from pretrain.objectives.objective import Moment, initialise
+from pretrain.optimizers import BELOW
 from tests.contract import cases
 from tests.models.programs import equations
 from tests.models.shapes import parameter_shapes, random_params
@@ -152,6 +153,13 @@ def test_the_detectors_gradient_reaches_differences_alone_which_begin_at_zero():
     fresh = initialise(jax.random.key(0), model, V3.objective.spec(V3.of(16, 2)))
     differences = fresh["discriminator"]["embeddings"]["tokens"]
     assert not differences.any() and fresh["generator"]["embeddings"]["tokens"].any()
+
+
+def test_embeddings_of_buckets_are_below_the_first_layer():
+    """Where rates fall from layer to layer."""
+    below = {path for path, _ in leaves(parameter_shapes(CONFIG, (TOKENS,))) if BELOW & {*path.split("/")}}
+    norms = (f"{norm}/{name}" for norm in ("embeddings/norm", "encoder/buckets_norm") for name in ("bias", "scale"))
+    assert below == {"embeddings/tokens", "encoder/buckets", *norms}
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_the_encoder_gives_hugging_faces_ids_of_any_text(loaded, texts):
                 assert ids(encoder_of(case), *texts) == expected, case
 
 
-@pytest.mark.parametrize("specials", ["xlnet", "albert", None])
+@pytest.mark.parametrize("specials", ["xlnet", "albert", "deberta", None])
 def test_pairs_and_padding_are_those_of_their_model(loaded, specials):
     kind = "sentencepiece-unigram" if specials else "wordpiece"
     made, _, theirs = loaded((kind, specials, False, False))
@@ -125,6 +125,10 @@ def test_pairs_and_padding_are_those_of_their_model(loaded, specials):
         names = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]
         special = {"pad": 5, "unk": 0, "cls": 3, "sep": 4, "mask": 6, "bos": 1, "eos": 2, "eod": 7}
         expected, types = [*one, 4, *two, 4, 3], [0] * (len(one) + 1) + [1] * (len(two) + 1) + [2]
+    elif specials == "deberta":
+        names = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+        special = {"pad": 0, "unk": 3, "cls": 1, "sep": 2, "mask": SIZES[kind] - 1, "bos": 1, "eos": 2}
+        expected, types = [1, *one, 2, *two, 2], [0] * (len(one) + 2) + [1] * (len(two) + 1)
     else:
         unknown = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
         names, special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], unknown
