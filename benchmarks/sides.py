@@ -287,11 +287,12 @@ def torch_loss(recipe, batch: dict, device):
         inputs["global_attention_mask"] = on_device(marks)
     masked = inputs, flat, on_device(batch["prediction_targets"]).long().flatten()
     if len(models) == 2:
-        return torch.nn.ModuleList(models), lambda: _electra_loss(*models, *masked, recipe.objective)
+        discriminator, generator = models
+        if not hasattr(discriminator, "discriminator_predictions"):  # a DeBERTa's, whose head no class has
+            discriminator.discriminator_predictions = torch.nn.Linear(recipe.model.width, 1)
+        return torch.nn.ModuleList(models), lambda: _detection_loss(*models, *masked, recipe.objective)
     (model,) = models
-    head = next((getattr(model, name) for name in HEADS if hasattr(model, name)), None)
-    head = head or torch.nn.Sequential(model.head, model.decoder)  # ModernBERT's, as with its `sparse_prediction`
-    return model, lambda: _masked_loss(model.base_model, head, *masked)[0]
+    return model, lambda: _masked_loss(model.base_model, _token_head(model), *masked)[0]
 
 
 def _xlnet_inputs(batch: dict) -> dict[str, np.ndarray]:
@@ -307,7 +308,8 @@ def _xlnet_inputs(batch: dict) -> dict[str, np.ndarray]:
 
 
 def torch_models(recipe) -> list:
-    """Hugging Face's models of a recipe, by the family's own export; ELECTRA's share their embeddings."""
+    """Hugging Face's models of a recipe, by the family's own export; ELECTRA's share their embeddings. A DeBERTa's
+    have one table each, which costs what a table of differences does, and no enhanced mask decoder."""
     import transformers
 
     from models.families.registry import family_of
@@ -321,10 +323,21 @@ def torch_models(recipe) -> list:
         cls = getattr(transformers, fields["architectures"][0])
         how = "sdpa" if cls._supports_sdpa else "eager"
         models.append(cls(cls.config_class(**fields, use_cache=False, attn_implementation=how)))
-    for other in models[1:]:
+    for other in models[1:] if hasattr(models[0], "electra") else ():
         other.electra.embeddings = models[0].electra.embeddings
         other.tie_weights()
     return models
+
+
+def _token_head(model):
+    """Hidden states -> logits, by the head of a model for masked tokens."""
+    if hasattr(model, "generator_lm_head"):
+        return lambda hidden: model.generator_lm_head(model.generator_predictions(hidden))
+    if hasattr(model, "lm_predictions"):
+        return lambda hidden: model.lm_predictions(hidden, model.get_input_embeddings())
+    if hasattr(model, "decoder"):  # ModernBERT's, as with its `sparse_prediction`
+        return lambda hidden: model.decoder(model.head(hidden))
+    return next(getattr(model, name) for name in HEADS if hasattr(model, name))
 
 
 def _masked_loss(trunk, head, inputs, flat, targets):
@@ -336,17 +349,18 @@ def _masked_loss(trunk, head, inputs, flat, targets):
     return torch.nn.functional.cross_entropy(logits, targets), logits
 
 
-def _electra_loss(discriminator, generator, inputs, flat, targets, objective):
+def _detection_loss(discriminator, generator, inputs, flat, targets, objective):
     """The generator's loss and, weighted, the discriminator's on what the generator samples."""
     import torch
 
-    head = lambda hidden: generator.generator_lm_head(generator.generator_predictions(hidden))
-    of_generator, logits = _masked_loss(generator.electra, head, inputs, flat, targets)
+    of_generator, logits = _masked_loss(generator.base_model, _token_head(generator), inputs, flat, targets)
     noise = -torch.empty_like(logits, dtype=torch.float32).exponential_().log()
     sampled = (logits.detach() + noise).argmax(-1)
     originals = inputs["input_ids"].flatten().scatter(0, flat, targets)
     corrupted = originals.scatter(0, flat, sampled)
-    hidden = discriminator.electra(**inputs | {"input_ids": corrupted.view_as(inputs["input_ids"])}).last_hidden_state
+    hidden = discriminator.base_model(
+        **inputs | {"input_ids": corrupted.view_as(inputs["input_ids"])}
+    ).last_hidden_state
     scores = discriminator.discriminator_predictions(hidden).flatten()
     replaced = (corrupted != originals).float()
     of_discriminator = torch.nn.functional.binary_cross_entropy_with_logits(scores, replaced)

@@ -59,6 +59,8 @@ SHAPES = {
     "bert-base": Shape("bert-base", 8, 128, 6, {"vocab_size": 30522}),
     "albert-tiny": Shape("albert-tiny", 32, 128, 30),
     "electra-tiny": Shape("electra-tiny", 32, 128, 30),
+    "deberta-v2-tiny": Shape("deberta-v2-tiny", 32, 128, 20),
+    "deberta-v3-tiny": Shape("deberta-v3-tiny", 8, 512, 10),
     "xlnet-tiny": Shape("xlnet-tiny", 32, 128, 20),
     "gpt2-tiny": Shape("gpt2-tiny", 32, 128, 20),
     "gpt2-mini": Shape("gpt2-mini", 16, 256, 10),

@@ -27,6 +27,7 @@ from finetune.rows import Rows, TaskData, buckets, with_rows
 from finetune.task import FinetuningTask, is_causal
 from finetune.texts import ending, fitting
 from models.blocks.heads import TASK_HEADS
+from models.families.deberta import DebertaV3Config
 from models.families.electra import ElectraConfig
 from models.families.registry import FAMILIES, family_of, name_of
 from pretrain.huggingface.config import config_from, folders
@@ -245,9 +246,9 @@ def source_model(source: Path) -> tuple[Any, Made]:
 
 
 def _as_finetuned(config: Any, made: Made) -> tuple[Any, Made]:
-    """Return the config and tokenizer to finetune: an ELECTRA's discriminator, and for a causal model the tokenizer
-    that ends texts (`ending`)."""
-    config = config.encoder("discriminator") if isinstance(config, ElectraConfig) else config
+    """Return the config and tokenizer to finetune: of a generator and a discriminator the latter, and for a causal
+    model the tokenizer that ends texts (`ending`)."""
+    config = config.encoder("discriminator") if isinstance(config, DebertaV3Config | ElectraConfig) else config
     if not is_causal(config):
         return config, made
     made = ending(made)

@@ -27,7 +27,8 @@ ITERATIONS = 5
 SIZE = 0.2  # root mean square of an orthogonal direction, about that of AdamW's
 SMALLEST_NORM = 1e-7  # lower bound of the norm by which a matrix is divided
 MATRIX_AXES = {"width", "heads", "feed_forward"}  # between which Muon's matrices lead
-BELOW = {"embeddings", "tokens", "project", "start"}  # names in the paths of parameters below the first layer
+# Names in the paths of parameters below the first layer
+BELOW = {"embeddings", "tokens", "project", "start", "buckets", "buckets_norm"}
 RANGES = {
     "layer_decay": SHARE,
     "b1": RATE,

@@ -52,10 +52,10 @@ class Prepare:
     all the same, as its Hugging Face class does."""
     keep_accents: bool = False
     """Keep accents even in lower-cased text, or with XLNet's special tokens."""
-    specials: Literal["xlnet", "albert", "t5", "roberta", "gpt2", "gpt", "ctrl"] | None = None
+    specials: Literal["xlnet", "albert", "t5", "deberta", "roberta", "gpt2", "gpt", "ctrl"] | None = None
     """The model whose special tokens, and their places, a trained tokenizer gets. With SentencePiece: xlnet (default),
-    albert or t5 (which keeps case and accents); with bpe: roberta (default) or gpt2; with character-bpe: gpt (default)
-    or ctrl."""
+    albert, t5 or deberta (the last two keep case and accents); with bpe: roberta (default) or gpt2; with character-bpe:
+    gpt (default) or ctrl."""
     sentinels: int | None = None
     """Number of T5 sentinels (<extra_id_0>, ...) to add after the vocabulary; 100 with --specials t5, else none."""
     end_of_text: bool = False

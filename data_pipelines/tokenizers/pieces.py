@@ -26,7 +26,7 @@ COVERAGE = 0.99995  # share of the text's characters that get a piece (XLNet's v
 THREADS = 16  # fixed, since scores are summed per thread and the number changes the result
 DIGIT_COMMA = re.compile(r"(?<=\d)(?=,)")  # no piece spans it: XLNet's and ALBERT's code cuts there too
 CUT = "\x1f"  # white space, so it is in no word
-NUMBERED = {"unk_id": "<unk>", "bos_id": "<s>", "eos_id": "</s>", "pad_id": "<pad>"}  # the trainer's own id options
+NUMBERED = {"bos_id": "<s>", "eos_id": "</s>", "pad_id": "<pad>"}  # the trainer's own id options, besides `unk_id`
 INPUTS = ["input_ids", "token_type_ids", "attention_mask"]  # transformers 5 omits the types by default
 UNIGRAM = 1  # TrainerSpec.ModelType
 USER_DEFINED = 4  # ModelProto.SentencePiece.Type
@@ -63,15 +63,16 @@ Model = message_factory.GetMessageClass(POOL.FindMessageTypeByName("Model"))
 class Flavour(NamedTuple):
     """What a model expects of its tokenizer."""
 
-    tokenizer_class: str  # of Hugging Face; for unigram models
+    tokenizer_class: str  # of Hugging Face; for unigram models; '' for the generic class
     specials: tuple[str, ...]  # the pieces at ids 0, 1, ...
-    mask: AddedToken | None
+    mask: AddedToken | None  # if not among the specials, the last token
     single: str  # where special pieces go, and the token types
     pair: str
     config: dict  # of tokenizer_config.json
     lower: bool  # the class's default
     may_keep_accents: bool  # if not, the class strips them, whatever its folder says
     normalises: bool = True  # if not, the class applies only the vocabulary's own map of characters
+    unknown: str = "<unk>"
 
 
 FLAVOURS = {
@@ -112,6 +113,19 @@ FLAVOURS = {
         may_keep_accents=True,
         normalises=False,
     ),
+    # The class of DeBERTa V2 takes some white space for characters of words; a tokenizer.json is read as it is.
+    "deberta": Flavour(
+        "",
+        ("[PAD]", "[CLS]", "[SEP]", "[UNK]"),
+        AddedToken("[MASK]", normalized=False, special=True),
+        "[CLS]:0 $A:0 [SEP]:0",
+        "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        {"bos_token": "[CLS]", "eos_token": "[SEP]", "model_input_names": INPUTS},
+        lower=False,
+        may_keep_accents=True,
+        normalises=False,
+        unknown="[UNK]",
+    ),
 }
 
 SPECIALS = tuple(FLAVOURS)
@@ -132,7 +146,8 @@ def learn(words: Counter, options: Training, kind: str) -> Made:
     """
     flavour, normalizer, config = _plan(options, kind)
     vocab = _scored(parse(learn_pieces(dict(bounded(words)), kind, options.vocab_size, flavour)))
-    model = _unigram(vocab) if kind == "unigram" else _bpe([piece for piece, _ in vocab])
+    pieces, unknown = [piece for piece, _ in vocab], flavour.unknown
+    model = _unigram(vocab, unknown) if kind == "unigram" else _bpe(pieces, unknown)
     tokenizer = _assemble(model, normalizer, flavour)
     return Made(tokenizer, special_ids(tokenizer, names_in(config)), config)
 
@@ -141,7 +156,7 @@ def _plan(options: Training, kind: str) -> tuple[Flavour, normalizers.Normalizer
     """Return the flavour, its normaliser and its tokenizer_config.json."""
     flavour = FLAVOURS[options.specials or SPECIALS[0]]
     keep_accents = options.keep_accents or (options.cased and flavour.may_keep_accents)
-    own_class = kind == "unigram" and (flavour.may_keep_accents or not keep_accents)
+    own_class = kind == "unigram" and flavour.tokenizer_class and (flavour.may_keep_accents or not keep_accents)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **flavour.config}
     if not flavour.normalises:
         return flavour, _only(b""), config | ({"tokenizer_class": flavour.tokenizer_class} if own_class else {})
@@ -157,7 +172,9 @@ def learn_pieces(words: dict[str, int], kind: str, vocab_size: int, flavour: Fla
     if vocab_size <= len(flavour.specials):
         raise UserError(f"--vocab-size {vocab_size} is too small; use more than {len(flavour.specials)}")
     model = io.BytesIO()
-    ids = {name: flavour.specials.index(piece) if piece in flavour.specials else -1 for name, piece in NUMBERED.items()}
+    numbered, specials = {"unk_id": flavour.unknown} | NUMBERED, flavour.specials
+    ids = {name: specials.index(piece) if piece in specials else -1 for name, piece in numbered.items()}
+    mask_beside = flavour.mask is not None and flavour.mask.content not in specials
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=(f"{DIGIT_COMMA.sub(CUT, word)}\t{count}" for word, count in sorted(words.items())),
@@ -165,8 +182,9 @@ def learn_pieces(words: dict[str, int], kind: str, vocab_size: int, flavour: Fla
             pretokenization_delimiter=CUT,
             model_writer=model,
             model_type=kind,
-            vocab_size=vocab_size,
-            control_symbols=[piece for piece in flavour.specials if piece not in NUMBERED.values()],
+            vocab_size=vocab_size - mask_beside,
+            unk_piece=flavour.unknown,
+            control_symbols=[piece for piece in specials if piece not in numbered.values()],
             character_coverage=COVERAGE,
             normalization_rule_name="identity",
             max_sentence_length=1 << 30,
@@ -238,6 +256,8 @@ def _find(config: dict, pieces: list[str]) -> Flavour | None:
     are all among these pieces."""
     named = config.get("tokenizer_class", config.get("model_type"))
     for name, flavour in FLAVOURS.items():
+        if not flavour.tokenizer_class:
+            continue
         if named in (flavour.tokenizer_class, f"{flavour.tokenizer_class}Fast", name):
             return flavour
         if named is None and {*flavour.specials} <= {*pieces}:
@@ -251,7 +271,7 @@ def _rebuild(flavour: Flavour, vocab, table: bytes, added: list[AddedToken], con
     keep = bool(config.get("keep_accents")) and flavour.may_keep_accents
     named = {"do_lower_case": lower, "keep_accents": keep} if flavour.normalises else {}
     normalizer = _normalizer(lower, keep, table=table) if flavour.normalises else _only(table)
-    tokenizer = _assemble(_unigram(vocab), normalizer, flavour)
+    tokenizer = _assemble(_unigram(vocab, flavour.unknown), normalizer, flavour)
     tokenizer.add_tokens(added)
     return tokenizer, flavour.config | {"tokenizer_class": flavour.tokenizer_class} | named
 
@@ -274,11 +294,11 @@ def _normalizer(lower: bool, keep_accents: bool, compose: bool = False, table: b
     return normalizers.Sequence(parts)
 
 
-def _unigram(vocab: list[tuple[str, float]]) -> models.Model:
-    return models.Unigram(vocab, unk_id=[piece for piece, _ in vocab].index("<unk>"), byte_fallback=False)
+def _unigram(vocab: list[tuple[str, float]], unknown: str) -> models.Model:
+    return models.Unigram(vocab, unk_id=[piece for piece, _ in vocab].index(unknown), byte_fallback=False)
 
 
-def _bpe(pieces: list[str]) -> models.Model:
+def _bpe(pieces: list[str], unknown: str) -> models.Model:
     """Return a BPE model. Pieces are in order of merging, which is that of ids; each arises from any two that make it
     up."""
     ids = {piece: index for index, piece in enumerate(pieces)}
@@ -287,7 +307,7 @@ def _bpe(pieces: list[str]) -> models.Model:
         halves = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
         found = [(left, right) for left, right in halves if left in ids and right in ids]
         merges += sorted(found, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
-    return models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True)
+    return models.BPE(ids, merges, unk_token=unknown, fuse_unk=True)
 
 
 def _assemble(model: models.Model, normalizer: normalizers.Normalizer, flavour: Flavour) -> Tokenizer:
@@ -299,6 +319,8 @@ def _assemble(model: models.Model, normalizer: normalizers.Normalizer, flavour: 
     tokenizer.decoder = decoders.Metaspace(WORD, prepend_scheme="always")
     plain = [AddedToken(piece, normalized=False, special=True) for piece in flavour.specials]
     mask = flavour.mask and flavour.mask.content
-    tokenizer.add_special_tokens([flavour.mask if token.content == mask else token for token in plain])
+    tokenizer.add_special_tokens([token for token in plain if token.content != mask])
+    if flavour.mask:
+        tokenizer.add_special_tokens([flavour.mask])
     surround(tokenizer, flavour.single, flavour.pair)
     return tokenizer

@@ -54,10 +54,15 @@ class Embeddings(nn.Module):
         self.tables = tables
         self.norm = None if self.norm_epsilon is None else Norm(self.norm_epsilon, jnp.float32, self.norm_kind)
 
-    def __call__(self, inputs: Inputs) -> Array:
-        """Embed `tokens`, as in `token_rows`, and the terms' inputs -> f32[batch, length, width], before dropout."""
+    def __call__(self, inputs: Inputs, base: Array | None = None) -> Array:
+        """Embed `tokens`, as in `token_rows`, and the terms' inputs -> f32[batch, length, width], before dropout.
+
+        base: f32[rows, width], a table of another module, of which this one's tokens have the differences.
+        """
         tokens = inputs["tokens"]
         summed = token_rows(constrain(self.tokens, "vocab", None), tokens)
+        if base is not None:
+            summed += token_rows(constrain(base, "vocab", None), tokens)
         for (_, rows, reads, by_place, _), table in zip(self.terms, self.tables, strict=True):
             if rows == 1:
                 summed += table

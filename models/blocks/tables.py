@@ -42,8 +42,9 @@ def dense_parameters(prefix: str, axes: tuple, hf: dict[str, str]) -> list[Param
     ]
 
 
-def layer_parameters(prefix: str, part: str, hf: str) -> list[Parameter]:
-    """Return the table rows of a stack of `TransformerLayer`.   hf: the model's prefix in Hugging Face, like 'bert'."""
+def layer_parameters(prefix: str, part: str, hf: str, projection: str = "") -> list[Parameter]:
+    """Return the table rows of a stack of `TransformerLayer`.   hf: the model's prefix in Hugging Face, like 'bert'.
+    projection: end of the names of queries, keys and values there."""
     layer = f"{hf}.encoder.layer.{{layer}}"
 
     def dense(path, axes, name):
@@ -53,9 +54,9 @@ def layer_parameters(prefix: str, part: str, hf: str) -> list[Parameter]:
         return norm_parameters(f"{prefix}/{path}", ("layers", "width"), {part: f"{layer}.{name}"})
 
     return [
-        *dense("attention/query", ("width", "heads"), "attention.self.query"),
-        *dense("attention/key", ("width", "heads"), "attention.self.key"),
-        *dense("attention/value", ("width", "heads"), "attention.self.value"),
+        *dense("attention/query", ("width", "heads"), f"attention.self.query{projection}"),
+        *dense("attention/key", ("width", "heads"), f"attention.self.key{projection}"),
+        *dense("attention/value", ("width", "heads"), f"attention.self.value{projection}"),
         *dense("attention/output", ("heads", "width"), "attention.output.dense"),
         *norm("attention/norm", "attention.output.LayerNorm"),
         *dense("feed_forward/up", ("width", "feed_forward"), "intermediate.dense"),

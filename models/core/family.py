@@ -100,6 +100,7 @@ class HuggingFace(NamedTuple):
     zeros: tensors that models here lack; those of a folder must be zero.
     all_ids: whether the ids of special tokens must be numbers in config.json: for a token that the tokenizer lacks that
         of its end of texts.
+    beside: how the names of tensors begin that no class has; they are in a file of that name beside the others.
     """
 
     folder: str
@@ -117,6 +118,7 @@ class HuggingFace(NamedTuple):
     of_softmax: tuple[str, ...] = ()
     zeros: tuple[str, ...] = ()
     all_ids: bool = False
+    beside: str = ""
 
 
 class Family(NamedTuple):
@@ -136,6 +138,7 @@ class Family(NamedTuple):
     attentions: (config, Shape, memory) -> the attentions that a kernel may compute.   memory: remembered tokens.
     continues: registry name of another family whose weights may initialise a model of this one -> path of a parameter
         here -> its path there, where they differ.
+    differences: parameter -> the one that has to be added to it; folders, and models of other families, have the sum.
     """
 
     config: type
@@ -150,6 +153,7 @@ class Family(NamedTuple):
     attention: str = ""
     attentions: Callable[[Any, Shape, int], list] = lambda config, shape, memory: []
     continues: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    differences: Mapping[str, str] = MappingProxyType({})
 
     def module(self, config: Any, program: Program, heads: Collection[str] = ()) -> nn.Module:
         """Return the trunk with the heads of these names."""

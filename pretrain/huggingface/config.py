@@ -35,8 +35,9 @@ def config_from(source: str | Path, family: Family | None = None) -> Any:
     suited = [fam for fam in reading if any(model.constants.items() <= said.items() for model in fam.hf.values())]
     if family not in (suited or reading):
         has = lambda fam: any(named & {*model.architectures} for model in fam.hf.values())
-        # The one with most constants: any BERT has a number of token types, a UniLM its six.
-        suited = sorted(suited or reading, key=lambda fam: -max(len(model.constants) for model in fam.hf.values()))
+        # The one with most parts here, and most constants: any BERT has a number of token types, a UniLM its six.
+        constants = lambda fam: max(len(model.constants) for model in fam.hf.values())
+        suited = sorted(suited or reading, key=lambda fam: (-_parts_in(source, fam), -constants(fam)))
         family = next(filter(has, suited), suited[0])
     values: dict[str, Any] = {}
     for part, folder in folders(source, family).items():
@@ -74,6 +75,15 @@ def folders(source: str | Path, family: Family) -> dict[str, Path]:
     if missing:
         raise UserError(f"{source}: {', '.join(missing)} is missing; add {','.join(f'{p}=DIR' for p in missing)}")
     return result
+
+
+def _parts_in(source: str | Path, family: Family) -> int:
+    """Return how many parts a family has, 0 if the source lacks one."""
+    if is_listing(source):
+        there = {item.partition("=")[0].strip() for item in str(source).split(",")}
+    else:
+        there = {part for part, folder in folders(source, family).items() if (folder / "config.json").is_file()}
+    return len(there) if there == {*family.hf} else 0
 
 
 def check_same(setting: str | Path, source, target) -> None:

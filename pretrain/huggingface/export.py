@@ -23,16 +23,27 @@ from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import stored as tokenizers
 from data_pipelines.tokenizers.made import token_ids
 from models.blocks.crf import CRF
-from models.core.parameters import leaves
+from models.core.parameters import leaves, nest
 from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface.config import check_class, check_fit, misfits
-from pretrain.huggingface.tensors import Tensor, absent, architecture, fields_of, heads_beside, heads_in, tensors
+from pretrain.huggingface.tensors import (
+    Tensor,
+    absent,
+    architecture,
+    fields_of,
+    heads_beside,
+    heads_in,
+    summed,
+    tensors,
+)
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 LIMIT = 5_000_000_000  # maximum bytes of tensors in a file, except for a single larger tensor
 CARD, CURVES = "README.md", "curves.png"
-FILES = ("config.json", "generation_config.json", "added_tokens.json", WHOLE, INDEX, f"{CRF}.safetensors", CARD, CURVES)
+BESIDE = [model.beside for family in FAMILIES.values() for model in family.hf.values() if model.beside]
+FILES = ("config.json", "generation_config.json", "added_tokens.json", WHOLE, INDEX, CARD, CURVES)
+FILES += tuple(f"{name}.safetensors" for name in (CRF, *BESIDE))
 MARK = "export.json"  # identifies the run of an export and its steps, with the hash of its card
 VOCABULARY_FILES = ("vocab.txt", "vocab.json", "merges.txt")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *VOCABULARY_FILES)
@@ -74,7 +85,7 @@ def export(
         if otherwise := model.otherwise(config, params.keys()):
             log.warning("export --to %s: in a %s %s", folder, architecture(config, part, params), "; ".join(otherwise))
     ids = token_ids(made)
-    arrays = jax.tree.map(np.asarray, params)
+    arrays = nest(summed(dict(leaves(jax.tree.map(np.asarray, params))), config))
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -85,6 +96,9 @@ def export(
             config_file.write_text(_json(config_fields(config, part, params, ids, dtype)), "utf-8")
             lacks = absent(config, part, arrays)
             stored = {name: one for name, one in tensors(arrays, config, part).items() if name not in lacks}
+            if beside := parts[part].beside:
+                apart = {name: stored.pop(name) for name in [*stored] if name.startswith(f"{beside}.")}
+                _save(_arrays(apart, jnp.dtype(dtype)), target / f"{beside}.safetensors", config_file)
             _write_tensors(stored, target, jnp.dtype(dtype), config_file)
             for head in heads_beside(config, params):
                 _save(dict(leaves(arrays[head])), target / f"{head}.safetensors", config_file)
@@ -121,11 +135,14 @@ def _write_tensors(stored: Mapping[str, Tensor], folder: Path, dtype: np.dtype, 
         stored, get_storage_size=size, filename_pattern="model{suffix}.safetensors", max_shard_size=LIMIT
     )
     for name, keys in split.filename_to_tensors.items():
-        arrays = {key: np.ascontiguousarray(stored[key].array().astype(dtype, copy=False)) for key in keys}
-        _save(arrays, folder / name, mode_of)
+        _save(_arrays({key: stored[key] for key in keys}, dtype), folder / name, mode_of)
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / INDEX).write_text(_json(index), "utf-8")
+
+
+def _arrays(stored: Mapping[str, Tensor], dtype: np.dtype) -> dict[str, np.ndarray]:
+    return {key: np.ascontiguousarray(tensor.array().astype(dtype, copy=False)) for key, tensor in stored.items()}
 
 
 def _save(arrays: Mapping[str, np.ndarray], file: Path, mode_of: Path) -> None:

@@ -23,7 +23,7 @@ from models.core.parameters import Params, leaves, nest
 from models.families.registry import family_of, renamed
 from pretrain.huggingface.config import architectures, check_class, check_same, config_from, folders
 from pretrain.huggingface.export import INDEX, WHOLE
-from pretrain.huggingface.tensors import Tensor, absent, architecture, heads_in, tensors
+from pretrain.huggingface.tensors import Tensor, absent, architecture, heads_in, summed, tensors
 
 LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 # Constants that old versions of transformers stored
@@ -68,7 +68,7 @@ def load(
             if array.shape != tensor.shape:
                 raise UserError(f"{folder}: {name} has shape {array.shape}, not {tensor.shape}; copy it again")
             _take(tensor, array, read, part, f"{folder}: {name}")
-    loaded = to_target(str(source), dict(leaves(params)), source_config, config)
+    loaded = summed(to_target(str(source), dict(leaves(params)), source_config, config), config, sign=-1)
     check_heads(source, initial.keys() - loaded.keys(), (), anew=start is not None)
     return nest(initial | loaded)
 
@@ -126,7 +126,8 @@ class _Tensors:
     def __init__(self, folder: Path, model: HuggingFace):
         self.folder = folder
         self.found = {}  # name -> (open file, name in the file)
-        for file in _tensor_files(folder):
+        beside = folder / f"{model.beside}.safetensors"
+        for file in (*_tensor_files(folder), *[beside] * beside.exists()):
             try:
                 handle = safe_open(file, framework="numpy")
             except (SafetensorError, OSError) as error:
@@ -137,7 +138,8 @@ class _Tensors:
                     name = name.replace(old, new)
                 self.found[name] = (handle, stored)
         if not any(name.startswith(model.trunk) for name in self.found):
-            self.found = {model.trunk + name: place for name, place in self.found.items()}
+            bare = lambda name: not (model.beside and name.startswith(model.beside))
+            self.found = {model.trunk * bare(name) + name: place for name, place in self.found.items()}
         for target, source in model.tied.items():
             if target in self.found:
                 self.found.setdefault(source, self.found[target])
@@ -261,6 +263,7 @@ def label_places(before: Sequence[str], after: Sequence[str]) -> list[int] | Non
 
 def to_target(setting: str, params: Mapping[str, np.ndarray], source, target) -> dict[str, np.ndarray]:
     """Convert parameters of a model of config `source` to one of `target`: path -> array."""
+    params = params if type(source) is type(target) else summed(params, source)
     named = {path: params[name] for path, name in counterparts(source, target).items() if name in params}
     for field in REPEATED.values():
         before, after = (getattr(config, field, None) for config in (source, target))

@@ -50,6 +50,12 @@ class Tensor(NamedTuple):
         return whole
 
 
+def summed(params: Mapping[str, np.ndarray], config, sign: int = 1) -> dict[str, np.ndarray]:
+    """Replace `Family.differences` among parameters, path -> array, by the sums; or back, with the sign -1."""
+    named = family_of(config).differences.items()
+    return {**params, **{path: params[path] + sign * params[base] for path, base in named if path in params}}
+
+
 def tensors(params: Mapping, config, part: str) -> dict[str, Tensor]:
     """Return name -> tensor for the tensors of a part.
 

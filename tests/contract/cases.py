@@ -71,6 +71,7 @@ FEW = Pattern("bigbird", block=2, random=1)
 NEAR = Pattern("longformer", block=2, windows=(8,))
 AROUND = Pattern("longformer", block=4, windows=(6,))
 ORDER = MaskedLanguageModel(next_sentence=False, sentence_order=True)
+OF_DEBERTA = WIDE | {"positions": 32, "buckets": 8, "furthest": 20}
 OF_BART = WIDE | {"decoder_depth": 1, "positions": 32}
 OF_T5 = WIDE | {"decoder_depth": 1, "head_dim": 6, "buckets": 8, "furthest": 10}
 CASES = {
@@ -87,6 +88,8 @@ CASES = {
         phase=lambda length: {"globals": GLOBALS},
     ),
     "ctrl": Case(_config("ctrl", positions=32, **WIDE), NextTokenPrediction()),
+    "deberta-v2": Case(_config("deberta-v2", **OF_DEBERTA), MASKED),
+    "deberta-v3": Case(_config("deberta-v3", generator_depth=1, **OF_DEBERTA), ReplacedTokenDetection()),
     "electra": Case(_electra(), ReplacedTokenDetection()),
     "electra-encoder": Case(_electra().encoder("discriminator"), Classify()),
     "ernie": Case(_config("ernie", positions=32, **WIDE), MaskedLanguageModel()),

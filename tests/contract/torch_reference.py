@@ -18,7 +18,7 @@ import torch
 
 from models.core.parameters import Params, leaves, nest
 from models.families.registry import family_of
-from pretrain.huggingface.tensors import tensors
+from pretrain.huggingface.tensors import summed, tensors
 from pretrain.training.assembly import made_heads
 from tests.contract import cases
 from tests.contract.cases import Case
@@ -94,6 +94,19 @@ def bigbird(case: Case) -> tuple[float, dict]:
         return masked("next_sentence_label")(case)
 
 
+def deberta_v3(case: Case) -> tuple[float, dict]:
+    """Of two torch models, of which the discriminator's embeddings are sums. Its loss reaches no other parameter of the
+    generator than through them, and those not at all: its gradients are of the differences alone."""
+    given, batch = cases.params(case), cases.batch(case)
+    config = case.model
+    whole = nest(summed(dict(leaves(given)), config))
+    towers = {part: with_parameters(case, part, whole) for part in family_of(config).hf}
+    made = reference.sampled(given, config, batch, cases.noise(cases.ROWS))
+    loss = reference.deberta_v3_loss(towers, batch, *map(np.asarray, made))
+    loss.backward()
+    return loss.item(), our_gradients(case, towers)
+
+
 def electra(case: Case) -> tuple[float, dict]:
     batch = cases.batch(case)
     towers = {part: with_parameters(case, part) for part in family_of(case.model).hf}
@@ -147,6 +160,8 @@ REFERENCES = {
     "bigbird": bigbird,
     "bigbird-etc": bigbird_etc,
     "ctrl": next_token,
+    "deberta-v2": masked(None),
+    "deberta-v3": deberta_v3,
     "electra": electra,
     "electra-encoder": classified,
     "ernie": masked("next_sentence_label"),

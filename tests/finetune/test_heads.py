@@ -54,6 +54,7 @@ TASKS = {  # family -> (fields of its config, its heads)
     "bert": (SHORT, ALL),
     "bigbird": (SHORT | {"pattern": Pattern()}, ALL),
     "ctrl": (SHORT, (CLASSIFIER,)),
+    "deberta-v2": (SHORT | {"buckets": 8, "furthest": 20, "enhanced_decoder": False}, ALL),
     "electra-encoder": (NARROW, ALL),
     "ernie": (SHORT, ALL),
     "gpt": (SHORT, (CLASSIFIER,)),
@@ -219,7 +220,9 @@ def test_a_head_is_that_of_transformers_class(family, head, tmp_path, tokenizers
     assert [*loaded.config.id2label.values()] == [*(config.labels or ("LABEL_0", "LABEL_1"))]
 
 
-@pytest.mark.parametrize("family", ["albert", "bart", "bigbird", "electra-encoder", "gpt2", "roberta", "xlnet"])
+@pytest.mark.parametrize(
+    "family", ["albert", "bart", "bigbird", "deberta-v2", "electra-encoder", "gpt2", "roberta", "xlnet"]
+)
 def test_a_head_has_dropout_where_transformers_class_has_it(family, monkeypatch):
     trunk = FAMILIES[family].hf["model"].trunk
     for head in TASKS[family][1]:
@@ -228,7 +231,8 @@ def test_a_head_has_dropout_where_transformers_class_has_it(family, monkeypatch)
         torch_model = reference.torch_model(config, "model", heads=made).train()
         for name, module in torch_model.named_modules():
             if isinstance(module, torch.nn.Dropout) and not name.startswith(trunk):
-                module.register_forward_hook(lambda one, given, out, to=theirs: to.append((one.p, out.shape[-1])))
+                kept = lambda one, given, out, to=theirs: to.extend([(one.p, out.shape[-1])] * (one.p > 0))
+                module.register_forward_hook(kept)
         torch_loss(family, head, torch_model, batch_for(family, head))
 
         def record(x, rate, keys, to=ours):
@@ -312,8 +316,9 @@ def test_of_a_question_those_tokens_are_global_that_transformers_takes(question,
         assert chosen[chosen >= 0].tolist() == np.flatnonzero(expected).tolist()
 
 
-def test_of_an_electra_a_task_begins_with_the_discriminators_encoder(tokenizers, tmp_path):
-    both = dataclasses.replace(tiny.ELECTRA, vocab_size=SIZES["vocab_size"])
+@pytest.mark.parametrize("both", [tiny.ELECTRA, tiny.DEBERTA_V3], ids=["electra", "deberta-v3"])
+def test_a_task_begins_with_a_discriminators_encoder(both, tokenizers, tmp_path):
+    both = dataclasses.replace(both, vocab_size=SIZES["vocab_size"])
     params, folder, bare = random_params(both), tmp_path / "hf", tmp_path / "bare"
     export(params, both, tokenizers[0], folder)
     shutil.copytree(folder, bare, ignore=shutil.ignore_patterns("generator"))
@@ -323,8 +328,12 @@ def test_of_an_electra_a_task_begins_with_the_discriminators_encoder(tokenizers,
     shapes = parameter_shapes(config, (CLASSIFIER,))
     start = lambda: jax.tree.map(lambda of: np.ones(of.shape, np.float32), shapes)
     of_run = nest(to_target("a run", dict(leaves(params)), both, config))
+    encoder = of_run.get("encoder", of_run)
     kernel = lambda tree: tree["layers"]["attention"]["query"]["kernel"]
-    np.testing.assert_array_equal(kernel(of_run), kernel(params["discriminator"]["encoder"]))
+    np.testing.assert_array_equal(kernel(encoder), kernel(params["discriminator"]["encoder"]))
+    if "generator" in params and "embeddings" in params["generator"]:  # of which the discriminator has the differences
+        tables = (params[part]["embeddings"]["tokens"] for part in ("generator", "discriminator"))
+        np.testing.assert_array_equal(of_run["embeddings"]["tokens"], sum(tables))
     for source in (folder, bare):
         found = without_padding(load(source, config, shapes, tokenizers[0], start), config)
         of_head = {path: found.pop(path) for path in [*found] if path.startswith(CLASSIFIER)}

@@ -17,6 +17,7 @@ from models.families.bart import BartConfig
 from models.families.bert import BertConfig
 from models.families.bigbird import BigBirdConfig
 from models.families.ctrl import CTRLConfig
+from models.families.deberta import DebertaConfig, DebertaV3Config
 from models.families.electra import ElectraConfig, Tower
 from models.families.ernie import ErnieConfig
 from models.families.gpt import GPTConfig
@@ -65,6 +66,10 @@ MODELS = {  # kind -> (config, tokenizer)
         AlbertConfig(embedding=8, groups=2, sharing="attention", **SHORT | {"depth": 4}),
         "wordpiece",
     ),
+    "deberta": (DebertaConfig(buckets=8, furthest=20, **SHORT), "deberta"),
+    "deberta plain": (DebertaConfig(enhanced_decoder=False, **SHORT), "deberta"),
+    "deberta classes": (DebertaConfig(**SHORT), "deberta"),
+    "deberta v3": (DebertaV3Config(generator_depth=1, **SHORT), "deberta"),
     "unilm": (UniLMConfig(**SHORT), "wordpiece"),
     "ernie": (ErnieConfig(**SHORT), "wordpiece"),
     "xlnet": (XLNetConfig(**SIZES), "wordpiece"),
@@ -87,6 +92,7 @@ HEADS = {
     "masked": (TOKENS,),
     "classes": (POOLER, CLASSIFIER),
     "bigbird masked": (TOKENS, POOLER),
+    "deberta classes": (CLASSIFIER,),
     "roberta pairs": (TOKENS, POOLER, PAIR),
 }
 
@@ -122,7 +128,8 @@ def fitting(config, tokenizer):
 def random_params(config, seed=0, kind=None):
     rng = np.random.default_rng(seed)
     shapes = parameter_shapes(config, HEADS.get(kind))
-    return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes)
+    draw = lambda leaf: np.round(2**10 * rng.normal(size=leaf.shape)) / 2**10  # so that sums of two are exact
+    return jax.tree.map(lambda leaf: draw(leaf).astype(np.float32), shapes)
 
 
 def without_padding(params, config):

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import torch
 import transformers
+from transformers.activations import ACT2FN
 from transformers.models.bart.modeling_bart import BartEncoder
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 
@@ -39,6 +40,45 @@ class BartTranslation(transformers.BartForConditionalGeneration):
         return super().forward(inputs_embeds=read, attention_mask=attention_mask, **others)
 
 
+class DebertaV2ForMaskedLM(transformers.DebertaV2ForMaskedLM):
+    """With the enhanced mask decoder of DeBERTa's authors (`emd_context_layer`), which transformers leaves out."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        sizes = config.max_position_embeddings, config.hidden_size
+        self.deberta.embeddings.position_embeddings = torch.nn.Embedding(*sizes)
+
+    def forward(self, input_ids, attention_mask, labels, token_type_ids=None):
+        encoder, embeddings = self.deberta.encoder, self.deberta.embeddings
+        read = self.deberta(input_ids, attention_mask=attention_mask, output_hidden_states=True)
+        below = read.hidden_states[-2]
+        queries = below + embeddings.position_embeddings.weight[: input_ids.shape[1]]
+        others = {"relative_pos": encoder.get_rel_pos(below), "rel_embeddings": encoder.get_rel_embedding()}
+        for _ in range(2):
+            seen = encoder.get_attention_mask(attention_mask)
+            queries, _ = encoder.layer[-1](below, seen, query_states=queries, **others)
+        logits = self.lm_predictions(queries, embeddings.word_embeddings)
+        loss = torch.nn.functional.cross_entropy(logits.mT, labels)
+        return transformers.modeling_outputs.MaskedLMOutput(loss=loss, logits=logits)
+
+
+class DebertaV2Discriminator(torch.nn.Module):
+    """DebertaV2Model with the head that DeBERTa's authors put on it (`LMMaskPredictionHead`)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config, width = config, config.hidden_size
+        self.deberta, head = transformers.DebertaV2Model(config), torch.nn.Module()
+        head.LayerNorm = torch.nn.LayerNorm(width, config.layer_norm_eps)
+        head.dense, head.classifer = torch.nn.Linear(width, width), torch.nn.Linear(width, 1)
+        self.mask_predictions = head
+
+    def forward(self, **inputs):
+        hidden, head = self.deberta(**inputs).last_hidden_state, self.mask_predictions
+        read = ACT2FN[self.config.hidden_act](head.dense(head.LayerNorm(hidden[:, :1] + hidden)))
+        return head.classifer(read).squeeze(-1)
+
+
 def torch_model(config, part, seed=0, heads=None):
     """A torch model of this config with biases and norms moved away from 0 and 1; attention without fused kernels."""
     torch.manual_seed(seed)
@@ -46,7 +86,12 @@ def torch_model(config, part, seed=0, heads=None):
     fields = config_fields(config, part, params, {"pad_token_id": padding(config)})
     name = architecture(config, part, params)
     cls = getattr(transformers, name, None) or {"BartTranslation": BartTranslation}[name]
-    model = cls(cls.config_class(**fields, attn_implementation="eager"))
+    made_for = cls.config_class(**fields, attn_implementation="eager")
+    if part == "discriminator" and cls is transformers.DebertaV2Model:
+        cls = DebertaV2Discriminator
+    if getattr(config, "enhanced_decoder", False) and cls is transformers.DebertaV2ForMaskedLM:
+        cls = DebertaV2ForMaskedLM
+    model = cls(made_for)
     if not getattr(config, "tied", True):  # transformers 5 ties them whatever the config says
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     with torch.no_grad():
@@ -171,6 +216,16 @@ def electra_loss(towers, batch, corrupted, originals):
     discriminator = towers["discriminator"](**torch_inputs(batch, corrupted), labels=replaced)
     generator = towers["generator"](**torch_inputs(batch), labels=token_labels(batch))
     return generator.loss + 50.0 * discriminator.loss
+
+
+def deberta_v3_loss(towers, batch, corrupted, originals):
+    """The generator's loss and fifty times the discriminator's, which sees the corrupted tokens."""
+    inputs, real = torch_inputs(batch, corrupted), torch.from_numpy(np.array(batch["segments"] > 0))
+    replaced = torch.from_numpy((corrupted != originals).astype(np.float32))
+    scores = towers["discriminator"](**{name: inputs[name] for name in ("input_ids", "attention_mask")})
+    discriminator = torch.nn.functional.binary_cross_entropy_with_logits(scores[real], replaced[real])
+    generator = towers["generator"](**torch_inputs(batch), labels=token_labels(batch))
+    return generator.loss + 50.0 * discriminator
 
 
 def xlnet_outputs(model, batch, memory, causal=False):

@@ -1,5 +1,6 @@
 """What we export, transformers loads whole; what transformers saves, we load whole."""
 
+import dataclasses
 import json
 import logging
 import math
@@ -12,7 +13,7 @@ import pytest
 import torch
 import transformers
 from safetensors import SafetensorError
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import stored
@@ -46,6 +47,11 @@ LOADERS = [  # kind, part, another class that loads it beside the one that it na
     ("electra", "", "AutoModelForPreTraining"),
     ("electra", "generator", "AutoModelForMaskedLM"),
     ("ernie", "", "AutoModelForPreTraining"),
+    ("deberta", "", "AutoModelForMaskedLM"),
+    ("deberta plain", "", None),
+    ("deberta classes", "", "AutoModelForSequenceClassification"),
+    ("deberta v3", "", "AutoModel"),
+    ("deberta v3", "generator", "AutoModelForMaskedLM"),
     ("unilm", "", "AutoModelForMaskedLM"),
     ("xlnet", "", "AutoModelForPreTraining"),
     ("xlnet", "", "AutoModelForCausalLM"),
@@ -90,7 +96,7 @@ def test_export_then_load_gives_the_same_config_the_same_bits_and_zero_padding(e
 
 WITHOUT = "vocab.json and merges.txt"  # instead of tokenizer.json
 TOKENIZING = ["pretraining", "electra", "electra/generator", "roberta", f"roberta, {WITHOUT}"]
-TOKENIZING += ["bart", "ctrl", "gpt", "gpt2"]
+TOKENIZING += ["deberta", "deberta v3/generator", "bart", "ctrl", "gpt", "gpt2"]
 
 
 @pytest.mark.parametrize("of", TOKENIZING)
@@ -125,6 +131,46 @@ def test_the_parts_may_lie_in_two_folders(exported, configs, tokenizer_path, tmp
     expected = without_padding(random_params(configs["electra"]), configs["electra"])
     for path, leaf in without_padding(loaded, configs["electra"]).items():
         np.testing.assert_array_equal(leaf, expected[path])
+
+
+def test_a_discriminator_is_exported_with_whole_embeddings_and_its_head_beside(exported, configs, tmp_path):
+    folder, config = exported("deberta v3"), configs["deberta v3"]
+    params, stored = random_params(config), load_file(folder / "model.safetensors")
+    tables = [params[part]["embeddings"]["tokens"] for part in ("generator", "discriminator")]
+    table = stored["deberta.embeddings.word_embeddings.weight"]
+    np.testing.assert_array_equal(table, sum(tables)[: config.vocab_size])
+    head = load_file(folder / "mask_predictions.safetensors")
+    assert head["mask_predictions.classifer.weight"].shape == (1, config.width) and len(head) == 6
+    assert not head.keys() & stored.keys()
+    shutil.move(folder / "generator", tmp_path / "elsewhere")
+    assert config_from(folder) == config.encoder("discriminator")
+
+
+@pytest.mark.parametrize(
+    "field, value, said",
+    [
+        ("conv_kernel_size", 3, "has conv_kernel_size=3, which this family does not support"),
+        ("pos_att_type", "c2p", "has pos_att_type='c2p'; give another folder"),
+        ("position_biased_input", True, "has position_biased_input=True, but needs False"),
+        ("enhanced_decoder", False, "model.enhanced_decoder is False there and True here"),
+    ],
+)
+def test_another_deberta_is_refused(exported, configs, tokenizers, field, value, said):
+    file = exported("deberta") / "config.json"
+    fields = json.loads(file.read_text())
+    assert fields["pos_att_type"] == ["p2c", "c2p"] and fields["legacy"] is False
+    file.write_text(json.dumps(fields | {"pos_att_type": "p2c|c2p", "max_relative_positions": -1, "legacy": True}))
+    assert config_from(file.parent) == dataclasses.replace(configs["deberta"], furthest=32)
+    file.write_text(json.dumps(fields | {field: value}))
+    with pytest.raises(UserError, match=said):
+        load_like(file.parent, configs["deberta"], tokenizers["deberta"])
+
+
+def test_a_legacy_head_of_a_deberta_is_said(configs, tmp_path):
+    fields = config_fields(configs["deberta plain"], "model", ("predictions",), {}) | {"legacy": True}
+    transformers.DebertaV2ForMaskedLM(transformers.DebertaV2Config(**fields)).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="legacy head has other names; make the model with"):
+        load_like(tmp_path, configs["deberta plain"], tmp_path)
 
 
 # Millions of parameters, those that are tied counted once; None where no paper says them

@@ -49,6 +49,13 @@ ROWS = {
     "albert, tokens alone, no layer like another": Row(
         "albert", {"sharing": "none"}, TOKENS_ALONE, reference=masked(None)
     ),
+    "deberta, without the enhanced mask decoder, as many buckets as distances": Row(
+        "deberta-v2", {"enhanced_decoder": False, "buckets": 32, "furthest": 64}
+    ),
+    "deberta, one layer, longer distances, a larger epsilon": Row(
+        "deberta-v2", {"depth": 1, "furthest": 200, "norm_epsilon": 1e-2, "activation": "relu"}
+    ),
+    "deberta v3, relu": Row("deberta-v3", {"activation": "relu"}),
     "electra, relu": Row("electra", {"activation": "relu"}),
     "roberta, two types, relu, as many positions as tokens": Row(
         "roberta", {"types": 2, "activation": "relu", "positions": LENGTH}
@@ -125,7 +132,11 @@ PUBLISHED = {
 }
 PUBLISHED["mt5"] = dataclasses.replace(PUBLISHED["mt5"], vocab_size=32003)
 PUBLISHED["t5"] = FAMILIES["t5"].sizes["1.1-small"]
-FULL = {"t5": (512, {"prepare": torch.nn.Module.double})}
+# A DeBERTa's distances are those of its longest rows.
+for name in ("deberta-v2", "deberta-v3"):
+    PUBLISHED[name] = dataclasses.replace(PUBLISHED[name], vocab_size=1003, depth=4)
+PUBLISHED["deberta-v3"] = dataclasses.replace(PUBLISHED["deberta-v3"], generator_depth=2)
+FULL = {"deberta-v2": (512, {}), "t5": (512, {"prepare": torch.nn.Module.double})}
 PUBLISHED["ctrl"] = dataclasses.replace(FAMILIES["ctrl"].sizes["base"], depth=2, vocab_size=5003)
 SMALLER = {"vocab_size": 1003, "cutoffs": (200, 500), "activation": "gelu"}
 PUBLISHED["transformer-xl"] = dataclasses.replace(PUBLISHED["transformer-xl"], **SMALLER)

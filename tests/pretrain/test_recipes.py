@@ -36,7 +36,7 @@ SMALL = {"width": 32, "depth": 1, "heads": 2, "feed_forward": 128}
 NUMBERS = {"dropout": 0.1, "attention_dropout": 0.1, "init_std": 0.02, "norm_epsilon": 1e-6, "positions": 512}
 NUMBERS |= {"memory": 32, "embedding": 32, "block": 16, "share": 1.0, "batch_size": 16, "masking": Masking()}
 NUMBERS |= {"permuting": Permuting(reuse_len=32, perm_size=32), "corruption": Corruption(), "target_length": 14}
-NUMBERS |= {"decoder_depth": 1, "source_depth": 1, "head_dim": 16, "frozen": ()}
+NUMBERS |= {"decoder_depth": 1, "source_depth": 1, "generator_depth": 1, "head_dim": 16, "frozen": ()}
 
 
 def shrunk(recipe):

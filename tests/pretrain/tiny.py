@@ -17,6 +17,7 @@ from data_pipelines.examples.permutations import Permuting
 from data_pipelines.examples.span_corruption import Corruption, sizes_of
 from models.families.albert import AlbertConfig
 from models.families.bert import BertConfig
+from models.families.deberta import DebertaV3Config
 from models.families.electra import ElectraConfig, Tower
 from models.families.etc import EtcConfig
 from models.families.gpt2 import GPT2Config
@@ -45,6 +46,9 @@ BERT = BertConfig(vocab_size=195, positions=32, width=32, depth=1, heads=2, feed
 ALBERT = AlbertConfig(vocab_size=195, positions=32, embedding=16, width=32, depth=2, heads=2, feed_forward=64)
 ELECTRA = ElectraConfig(
     vocab_size=195, positions=32, embedding=32, discriminator=Tower(32, 1, 2, 64), generator=Tower(16, 1, 1, 32)
+)
+DEBERTA_V3 = DebertaV3Config(
+    vocab_size=195, positions=32, width=32, depth=2, generator_depth=1, heads=2, feed_forward=64, buckets=8, furthest=20
 )
 GPT2 = GPT2Config(vocab_size=340, positions=64, width=32, depth=1, heads=2, feed_forward=64, init_std=0.1)
 TRANSFORMER_XL = TransformerXLConfig(

@@ -41,6 +41,8 @@ CASES = {  # kind, specials, cased, keep_accents -> the class that Hugging Face 
     ("sentencepiece-unigram", "albert", False, True): AlbertTokenizer,
     ("sentencepiece-unigram", "albert", True, False): AlbertTokenizer,
     ("sentencepiece-unigram", "t5", False, False): T5Tokenizer,
+    ("sentencepiece-unigram", "deberta", False, False): PreTrainedTokenizerFast,
+    ("sentencepiece-bpe", "deberta", False, False): PreTrainedTokenizerFast,
     ("sentencepiece-bpe", "xlnet", True, False): PreTrainedTokenizerFast,
     ("sentencepiece-bpe", "albert", False, True): PreTrainedTokenizerFast,
     ("sentencepiece-bpe", "t5", False, False): PreTrainedTokenizerFast,
@@ -97,10 +99,10 @@ def test_hugging_face_loads_its_class_with_the_same_tokens_and_ids(loaded, case)
     for tokenizer in (made.tokenizer, again.tokenizer):
         assert ids(Encoder(tokenizer), *texts) == expected
     if kind.startswith(("wordpiece", "sentencepiece")):
-        kept = keep or (cased and specials != "xlnet") or specials == "t5"
+        kept = keep or (cased and specials != "xlnet") or specials in ("t5", "deberta")
         spelled = theirs.decode(theirs("café", add_special_tokens=False)["input_ids"])
         assert spelled == ("café" if kept else "cafe")
-        assert bool({"The", "▁The"} & theirs.get_vocab().keys()) == (cased or specials == "t5")
+        assert bool({"The", "▁The"} & theirs.get_vocab().keys()) == (cased or specials in ("t5", "deberta"))
 
 
 @settings(max_examples=25)
@@ -114,7 +116,7 @@ def test_the_encoder_gives_hugging_faces_ids_of_any_text(loaded, texts):
                 assert ids(encoder_of(case), *texts) == expected, case
 
 
-@pytest.mark.parametrize("specials", ["xlnet", "albert", None])
+@pytest.mark.parametrize("specials", ["xlnet", "albert", "deberta", None])
 def test_pairs_and_padding_are_those_of_their_model(loaded, specials):
     kind = "sentencepiece-unigram" if specials else "wordpiece"
     made, _, theirs = loaded((kind, specials, False, False))
@@ -123,6 +125,10 @@ def test_pairs_and_padding_are_those_of_their_model(loaded, specials):
         names = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]
         special = {"pad": 5, "unk": 0, "cls": 3, "sep": 4, "mask": 6, "bos": 1, "eos": 2, "eod": 7}
         expected, types = [*one, 4, *two, 4, 3], [0] * (len(one) + 1) + [1] * (len(two) + 1) + [2]
+    elif specials == "deberta":
+        names = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+        special = {"pad": 0, "unk": 3, "cls": 1, "sep": 2, "mask": SIZES[kind] - 1, "bos": 1, "eos": 2}
+        expected, types = [1, *one, 2, *two, 2], [0] * (len(one) + 2) + [1] * (len(two) + 1)
     else:
         unknown = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
         names, special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], unknown
