@@ -105,18 +105,19 @@ def _matching(lexicon: Sequence[str]) -> Cut:
     words, lengths = frozenset(lexicon), {}
     for word in words:
         lengths.setdefault(word[:2], set()).add(len(word))
-    longest_first = {begin: sorted(found, reverse=True) for begin, found in lengths.items()}
+    longer = {begin: sorted(found - {2}, reverse=True) for begin, found in lengths.items() if max(found) > 2}
 
     def cut(run: str) -> list[int]:
         found, at = [], 0
         while at < len(run):
             found.append(at)
-            for length in longest_first.get(run[at : at + 2], ()):
+            begin = run[at : at + 2]
+            for length in longer.get(begin, ()):
                 if (word := run[at : at + length]) in words:
                     at += len(word)  # at the run's end it may be a shorter word
                     break
             else:
-                at += 1
+                at += 2 if begin in words else 1
         return found
 
     return cut
@@ -140,15 +141,15 @@ def _jieba() -> Cut:
 def edges(text: str, sentences: np.ndarray, cut: Cut) -> np.ndarray:
     """Return the places at which a segmenter's words begin and its runs end: i64 [places, 2], the character, and 1 if a
     word begins there, else 0.   sentences: i64, where the text's sentences begin."""
-    places, begins = [], []
+    places, ends = [], []
     for first, last in itertools.pairwise([0, *sentences[1:].tolist(), len(text)]):
         for run in RUN.finditer(text, first, last):
-            start, found = run.start(), cut(run[0])
-            places += [start + place for place in found]
+            places += map(run.start().__add__, cut(run[0]))
+            ends.append(len(places))
             places.append(run.end())
-            begins += [1] * len(found)
-            begins.append(0)
-    return np.array([places, begins], np.int64).T
+    found = np.ones((len(places), 2), np.int64)
+    found[:, 0], found[ends, 1] = places, 0
+    return found
 
 
 def several(places: np.ndarray, begins: np.ndarray) -> int:
