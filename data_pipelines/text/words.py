@@ -113,8 +113,8 @@ def _matching(lexicon: Sequence[str]) -> Cut:
             found.append(at)
             begin = run[at : at + 2]
             for length in longer.get(begin, ()):
-                if (word := run[at : at + length]) in words:
-                    at += len(word)  # at the run's end it may be a shorter word
+                if run[at : at + length] in words:
+                    at += length
                     break
             else:
                 at += 2 if begin in words else 1
