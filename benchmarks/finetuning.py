@@ -41,7 +41,7 @@ class Comparison:
     tasks: Path
     """Folder of tasks, as of `python -m finetune suite`."""
     models: tuple[str, ...] = ("bert-tiny", "electra-tiny", "gpt2-tiny")
-    """Recipes."""
+    """Recipes, or files of recipes (.json)."""
     steps: int = 5000
     """Of the pretraining of the first."""
     peak: float = 1e-3
@@ -81,10 +81,11 @@ def pretrainings(options: Comparison) -> list[Training]:
     settings = (*SHARED.split(), "--schedule.peak", str(options.peak))
     for name in options.models:
         places = ["--corpus", str(options.corpus), "--workdir", "unused"]
-        recipe = resolve(parse_run([name, *places, *settings])[0], Corpus(options.corpus))
+        named = ["--recipe", name] if name.endswith(".json") else [name]
+        recipe = resolve(parse_run([*named, *places, *settings])[0], Corpus(options.corpus))
         flops[name] = model_flops(recipe, recipe.phases[0])
         steps = round(options.steps * flops[options.models[0]] / flops[name])
-        workdir = options.workdir / f"{name}-{steps}"
+        workdir = options.workdir / f"{Path(name).stem}-{steps}"
         made.append(Training(name, name, 0, (*settings, *cadence(steps)), workdir, str(options.corpus)))
     return made
 
