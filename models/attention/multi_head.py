@@ -124,6 +124,8 @@ class MultiHeadAttention(nn.Module):
         of_queries = turns
         if slots is not None and mask.blocks is None:  # too few queries for a kernel's blocks
             queries, seen, mixing = gather_positions(x, slots), chosen(mask, slots), plain.PLAIN
+            if self.program.attention in PLAIN:
+                mixing = plain_form(self.program.attention, mask)
             of_queries = turns and turns_at(turns, slots)
         else:
             seen = dataclasses.replace(mask, globals_apart=self.global_projections)

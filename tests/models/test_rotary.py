@@ -15,7 +15,7 @@ from models.attention import parts
 from models.attention.kernels import pattern_kernel, row_attention, splash
 from models.attention.layouts import HEADS_APART, HEADS_BESIDE, HEADS_FIRST, INTERLEAVED
 from models.attention.local_global import GLOBAL, LOCAL, views
-from models.attention.mask import Mask, visible
+from models.attention.mask import Mask, chosen, visible
 from models.attention.multi_head import plain_form
 from models.attention.operands import Projections
 from models.attention.patterns.pattern import Pattern
@@ -23,6 +23,7 @@ from models.attention.plain import PLAIN
 from models.attention.plain import attention as dense
 from models.attention.rotary import turns_of
 from models.blocks.dense import Affine
+from models.blocks.positions import gather_positions
 from models.families.modernbert import ModernBertConfig, ModernBertDecoderConfig
 from models.families.registry import FAMILIES
 from pretrain.recipe import Phase
@@ -130,6 +131,10 @@ def test_long_rows_are_computed_part_by_part(causal, monkeypatch):
     assert "scan" in str(jax.make_jaxpr(lambda q: parts.attention(q, k, v, mask, dropout_rate=0.0, noise=None))(q))
     for ours, theirs in zip(jax.tree.leaves(both(parts.attention)), jax.tree.leaves(both(dense)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    slots = jnp.asarray(np.random.default_rng(0).integers(0, LENGTH, (ROWS, 40)))
+    few = gather_positions(q, slots), k, v, chosen(mask, slots)
+    ours, theirs = (attend(*few, dropout_rate=0.0, noise=None) for attend in (parts.attention, dense))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
     keys = np.arange(2 * ROWS, dtype=np.uint32).reshape(-1, 2)
     dropped = [attend(q, k, v, mask, dropout_rate=0.5, noise=keys) for attend in (parts.attention, dense)]
     np.testing.assert_array_equal(*dropped)
