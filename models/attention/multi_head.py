@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 from jax import Array
 
-from models.attention import cache, plain, sparse
+from models.attention import cache, parts, plain, sparse
 from models.attention.global_tokens import GlobalTokens
 from models.attention.kernels.kernel import Attention
 from models.attention.kernels.table import require
@@ -124,6 +124,8 @@ class MultiHeadAttention(nn.Module):
         of_queries = turns
         if slots is not None and mask.blocks is None:  # too few queries for a kernel's blocks
             queries, seen, mixing = gather_positions(x, slots), chosen(mask, slots), plain.PLAIN
+            if self.program.attention in PLAIN:
+                mixing = plain_form(self.program.attention, mask)
             of_queries = turns and turns_at(turns, slots)
         else:
             seen = dataclasses.replace(mask, globals_apart=self.global_projections)
@@ -155,10 +157,12 @@ class MultiHeadAttention(nn.Module):
 
 
 def plain_form(named: str, mask: Mask) -> Mixing:
-    """Return the plain operations that a program's attention setting means for a mask: `plain.attention`, or the same
-    in blocks, which cannot add a bias to the scores."""
+    """Return the plain operations that a program's attention setting means for a mask: `plain.attention`, the same part
+    by part in long rows, or in blocks, which cannot add a bias to the scores."""
     if named == "blocked" and mask.blocks is not None and mask.biased:
         raise ValueError("attention blocked does not add a bias to the scores: use dense or xla")
+    if mask.blocks is None and named != "dense" and mask.segments.shape[1] > parts.LONGEST:
+        return parts.IN_PARTS
     if mask.blocks is None or mask.biased or named == "dense":
         return plain.PLAIN
     wins = mask.segments.shape[1] > sparse.crossover(mask.blocks)

@@ -11,15 +11,19 @@ import pytest
 import torch
 from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
+from models.attention import parts
 from models.attention.kernels import pattern_kernel, row_attention, splash
 from models.attention.layouts import HEADS_APART, HEADS_BESIDE, HEADS_FIRST, INTERLEAVED
 from models.attention.local_global import GLOBAL, LOCAL, views
-from models.attention.mask import Mask, visible
+from models.attention.mask import Mask, chosen, visible
+from models.attention.multi_head import plain_form
 from models.attention.operands import Projections
 from models.attention.patterns.pattern import Pattern
+from models.attention.plain import PLAIN
 from models.attention.plain import attention as dense
 from models.attention.rotary import turns_of
 from models.blocks.dense import Affine
+from models.blocks.positions import gather_positions
 from models.families.modernbert import ModernBertConfig, ModernBertDecoderConfig
 from models.families.registry import FAMILIES
 from pretrain.recipe import Phase
@@ -110,6 +114,32 @@ def test_every_kernel_computes_with_rotary_positions_what_plain_operations_compu
     np.testing.assert_allclose(found[0][1], expected[0][1], rtol=1e-4, atol=1e-5)
     for ours, theirs in zip(jax.tree.leaves(found[1]), jax.tree.leaves(expected[1]), strict=True):
         assert np.linalg.norm(ours - theirs) <= 2e-5 * np.linalg.norm(theirs)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_long_rows_are_computed_part_by_part(causal, monkeypatch):
+    """In values and gradients; what a part cannot have is computed as a whole."""
+    monkeypatch.setattr(parts, "PART", 32)
+    q, k, v = (10 * draw(ROWS, LENGTH, HEADS, 16 + number)[..., :16] for number in range(3))
+    segments = jnp.asarray(np.repeat([[1, 2, 3, 0], [1, 1, 1, 1]], LENGTH // 4, axis=1).astype(np.int32))
+    mask = Mask(segments, causal=causal)
+
+    def both(attend):
+        loss = lambda *of: jnp.sum(jnp.sin(attend(*of, mask, dropout_rate=0.0, noise=None)))
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(q, k, v)
+
+    assert "scan" in str(jax.make_jaxpr(lambda q: parts.attention(q, k, v, mask, dropout_rate=0.0, noise=None))(q))
+    for ours, theirs in zip(jax.tree.leaves(both(parts.attention)), jax.tree.leaves(both(dense)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    slots = jnp.asarray(np.random.default_rng(0).integers(0, LENGTH, (ROWS, 40)))
+    few = gather_positions(q, slots), k, v, chosen(mask, slots)
+    ours, theirs = (attend(*few, dropout_rate=0.0, noise=None) for attend in (parts.attention, dense))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    keys = np.arange(2 * ROWS, dtype=np.uint32).reshape(-1, 2)
+    dropped = [attend(q, k, v, mask, dropout_rate=0.5, noise=keys) for attend in (parts.attention, dense)]
+    np.testing.assert_array_equal(*dropped)
+    far = Mask(jnp.ones((1, parts.LONGEST + 1), jnp.int32))
+    assert plain_form("xla", far) is parts.IN_PARTS and plain_form("dense", far) is PLAIN is plain_form("xla", mask)
 
 
 def packed(name):
