@@ -329,11 +329,6 @@ def _hugging_face(
     )
 
 
-def attentions(config: DebertaConfig, shape: Shape, memory: int) -> list:
-    """Return the attentions that a kernel may compute: there is none."""
-    return []
-
-
 def seen(config: DebertaConfig, shape: Shape) -> float:
     """Return the share of the products of whole rows that the scores need: of four of each query with each key, bands
     of distances multiply 1 + block / length and 2 times as many for the terms of positions."""
