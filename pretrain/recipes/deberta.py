@@ -46,10 +46,7 @@ def _minutes() -> Recipe:
 
 RECIPES = [
     _V2.recipe("tiny", MINUTES, 3000, Phase(1.0, 128, 32)),
-    *(
-        _V2.recipe(size, Schedule(peak=2e-4, warmup=0.01), 1_000_000, Phase(1.0, 512, 2048))
-        for size in ("base", "large")
-    ),
+    *(_V2.recipe(size, _OF_V2, 1_000_000, Phase(1.0, 512, 2048)) for size in ("base", "large")),
     _minutes(),
     *(_V3.recipe(size, Schedule(peak=5e-4, warmup=0.02), 500_000, Phase(1.0, 512, 8192)) for size in ("small", "base")),
     _V3.recipe("large", Schedule(peak=3e-4, warmup=0.02), 500_000, Phase(1.0, 512, 8192)),
