@@ -2,7 +2,7 @@
 3.2). They come from a list of synonyms or from word vectors, and have as many tokens as the word, so that rows keep
 their length.
 
-A corpus has them as two tables: its words, by a hash of their tokens, and the tokens of what may stand for them.
+A corpus has them as three tables: hashes of its words' tokens, sizes, and the tokens of what may stand for them.
 """
 
 import itertools
@@ -13,24 +13,25 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data_pipelines import noise
 from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import printable
 from data_pipelines.text.encoding import BYTES, Encoder
 
-TABLES = WORDS, CHOICES = "similar_words", "similar_choices"  # names of the tables
+TABLES = WORDS, SIZES, CHOICES = "similar_words", "similar_sizes", "similar_choices"  # names of the tables
 CODES = "=#@"  # ends of the codes in front of Cilin's lines
 MOST = 100_000  # words of vectors, whose files begin with the most frequent ones
 NEAREST = 10  # words that a vector's word gets
 LONGEST = 16  # tokens of a word
 FACTOR = 0x9E3779B97F4A7C15  # of the hash, a polynomial modulo 2**64
-ENTRY = np.dtype([("hash", "<u8"), ("start", "<i8"), ("number", "<i4"), ("tokens", "<i4")])
 
 
 class SimilarWords(NamedTuple):
-    """words: ENTRY [words], by ascending hash: a word has `tokens` tokens, and those of its `number` similar words are
-    in choices (int32, flat) from `start` on."""
+    """words: uint64 [words], hashes of their tokens, ascending.   sizes: int32 [words, 3]: a word's tokens, the number
+    of its similar words, and where the tokens of these begin in choices (int32, flat)."""
 
     words: np.ndarray
+    sizes: np.ndarray
     choices: np.ndarray
 
     def of(self, tokens: np.ndarray, starts: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -42,11 +43,12 @@ class SimilarWords(NamedTuple):
         """
         sizes = np.diff(starts, append=len(tokens))
         hashes = hashed(tokens, starts)
-        at = np.minimum(np.searchsorted(self.words["hash"], hashes), len(self.words) - 1)
-        entry = self.words[at]
-        found = (entry["hash"] == hashes) & (entry["tokens"] == sizes)
-        choice = (draws.astype(np.int64) * entry["number"]) >> 32
-        begin = entry["start"] + choice * entry["tokens"]
+        order, at = np.argsort(hashes), np.empty(len(hashes), np.int64)
+        at[order] = np.searchsorted(self.words, hashes[order])  # in order, which takes less than half the time
+        np.minimum(at, len(self.words) - 1, out=at)
+        length, number, begin = self.sizes[at].T
+        found = (self.words[at] == hashes) & (length == sizes)
+        begin = begin + noise.below(draws, number) * length
         places = np.repeat(begin - starts, sizes) + np.arange(len(tokens))
         known = np.repeat(found, sizes)
         return np.where(known, self.choices[np.where(known, places, 0)], tokens), known
@@ -159,14 +161,13 @@ def made(path: Path, encoder: Encoder, unknown: int | None) -> SimilarWords:
             "tokens of this tokenizer; give words of the corpus's language"
         )
     words = list(similar)
-    sizes, numbers = np.array([len(tokens[at]) for at in words]), np.array([len(similar[at]) for at in words])
+    length, number = (np.array([len(each[at]) for at in words]) for each in (tokens, similar))
     flat = np.concatenate([tokens[at] for at in words]).astype(np.int32)
-    entries = np.zeros(len(words), ENTRY)
-    entries["hash"] = hashed(flat, np.cumsum(sizes) - sizes)
-    entries["tokens"], entries["number"] = sizes, numbers
-    entries["start"] = np.cumsum(sizes * numbers) - sizes * numbers
+    hashes = hashed(flat, np.cumsum(length) - length)
     choices = np.concatenate([tokens[other] for at in words for other in similar[at]]).astype(np.int32)
-    return SimilarWords(entries[np.argsort(entries["hash"], kind="stable")], choices)
+    order = np.argsort(hashes, kind="stable")
+    sizes = np.stack([length, number, np.cumsum(length * number) - length * number], axis=1)
+    return SimilarWords(hashes[order], sizes[order].astype(np.int32), choices)
 
 
 def _of_groups(groups: list[list[int]], tokens: list[np.ndarray]) -> dict[int, list[int]]:

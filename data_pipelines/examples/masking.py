@@ -257,16 +257,26 @@ def _run_starts(ngrams, keys, maskable, unit_starts):
     np.logical_not(maskable[:, :-1], out=starts[:, 1:])  # after special tokens
     units = maskable & (unit_starts | starts)
     count = np.count_nonzero(units, axis=1)
-    draws = noise.bits(keys, noise.counters(SIZES, count.max(initial=0)))
-    sizes = np.ones(draws.shape, np.int32)
-    for share in np.cumsum(ngrams)[:-1] / sum(ngrams):
-        sizes += draws >= round(share * 2**32)
     # The numbers, in the row, of the units that begin runs; a row's first unit follows a special token
-    number = np.cumsum(sizes, axis=1, out=sizes)
+    number = _run_ends(ngrams, keys, count)
     before = np.cumsum(count) - count  # units in earlier rows
     begins = (number + before[:, None])[number < count[:, None]]
     starts.ravel()[np.flatnonzero(units)[begins]] = True
     return starts
+
+
+def _run_ends(ngrams, keys, count):
+    """Return the units up to the end of each run, ascending in each row, up to its `count` (int64 [batch]) at least."""
+    most, mean = count.max(initial=0), np.arange(1, len(ngrams) + 1) @ ngrams / sum(ngrams)
+    for runs in (min(most, int(1.3 * most / mean) + 8), most):  # the first are nearly always enough
+        draws = noise.bits(keys, noise.counters(SIZES, runs))
+        sizes = np.ones(draws.shape, np.int32)
+        for share in np.cumsum(ngrams)[:-1] / sum(ngrams):
+            sizes += draws >= round(share * 2**32)
+        number = np.cumsum(sizes, axis=1, out=sizes)
+        if np.all(number[:, -1:] >= count[:, None]):
+            break
+    return number
 
 
 def choose(keys: np.ndarray, stream: int, maskable: np.ndarray, wanted: np.ndarray, slots: int) -> np.ndarray:
