@@ -7,6 +7,7 @@ import shutil
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from data_pipelines.errors import UserError
@@ -16,8 +17,9 @@ from pretrain.commands.eval import Eval, evaluate
 from pretrain.lora import Lora, merged
 from pretrain.optimizers import Optimizer, mean_weights, transformation, with_weights
 from pretrain.recipe import Phase
-from pretrain.storage.checkpoints import Checkpoints
+from pretrain.storage.checkpoints import Checkpoints, verified
 from pretrain.storage.run_directory import RunDirectory
+from pretrain.training import opened
 from pretrain.training.assembly import merge
 from pretrain.training.average import open_mean
 from pretrain.training.opened import open_model, restore
@@ -140,3 +142,19 @@ def test_a_skipped_update_leaves_the_mean_as_it_is():
     state = with_weights(optimizer, state, params, jnp.bool_(True))
     state = with_weights(optimizer, state, other, jnp.bool_(False))
     np.testing.assert_allclose(mean_weights(optimizer, state)["a"], np.ones(3), rtol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0.99, 0.99999])
+def test_the_mean_of_weights_that_stay_is_these_weights(rate):
+    optimizer, params = Optimizer(ema=rate), {"a": jnp.ones(3)}
+    state = transformation(optimizer, [Parameter("a", (None,), {})], 8).init(params)
+    for _ in range(100):
+        state = with_weights(optimizer, state, params, jnp.bool_(True))
+    np.testing.assert_allclose(mean_weights(optimizer, state)["a"], np.ones(3), rtol=1e-5)
+
+
+def test_a_mean_of_no_step_is_refused(with_ema, monkeypatch):
+    empty = lambda state: state._replace(opt_state=(*state.opt_state[:-1], optax.EmaState(jnp.int32(0), {})))
+    monkeypatch.setattr(opened, "verified", lambda *given: empty(verified(*given)))
+    with pytest.raises(UserError, match="--ema: no step of its phase is done in the checkpoint of step 6"):
+        open_model(with_ema, ema=True)
