@@ -8,12 +8,11 @@ A corpus has them as three tables: hashes of its words' tokens, sizes, and the t
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from data_pipelines import noise
+from data_pipelines import cloud, noise
 from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import printable
 from data_pipelines.text.encoding import BYTES, Encoder
@@ -70,14 +69,15 @@ class Alike(NamedTuple):
     vectors: np.ndarray | None
 
 
-def read(path: Path) -> Alike:
+def read(path: str) -> Alike:
     """Read a list of synonyms (a line for each group, words divided by white space, behind Cilin's code or not) or word
     vectors in word2vec's format, text or binary. Raises UserError for another file."""
-    option = f"--similar-words {printable(str(path))}"
+    option = f"--similar-words {printable(path)}"
     try:
-        data = path.read_bytes()
+        data = cloud.place(path).read_bytes()
     except OSError as error:
-        raise UserError(f"{option}: cannot be read ({error.strerror}); give a list of synonyms or vectors") from error
+        reason = error.strerror or error
+        raise UserError(f"{option}: cannot be read ({reason}); give a list of synonyms or vectors") from error
     head, _, rest = data.partition(b"\n")
     try:
         numbers = [int(field) for field in head.split()]
@@ -141,7 +141,7 @@ def _binary(data: bytes, size: int) -> Iterator[tuple[str, np.ndarray]]:
         yield word, np.frombuffer(data[space + 1 : at], "<f4", size)
 
 
-def made(path: Path, encoder: Encoder, unknown: int | None) -> SimilarWords:
+def made(path: str, encoder: Encoder, unknown: int | None) -> SimilarWords:
     """Return the similar words of a file with a corpus's tokens. Raises UserError if no two of them can stand for each
     other.   unknown: the token that words must not have."""
     alike = read(path)
@@ -157,7 +157,7 @@ def made(path: Path, encoder: Encoder, unknown: int | None) -> SimilarWords:
         similar = _nearest(kept, alike.vectors, np.array([len(tokens[at]) for at in kept]))
     if not similar:
         raise UserError(
-            f"--similar-words {printable(str(path))}: no two of its {len(alike.words):,} words have the same number of "
+            f"--similar-words {printable(path)}: no two of its {len(alike.words):,} words have the same number of "
             "tokens of this tokenizer; give words of the corpus's language"
         )
     words = list(similar)
@@ -191,7 +191,7 @@ def _nearest(words: list[int], vectors: np.ndarray, sizes: np.ndarray) -> dict[i
         for begin in range(0, len(members) if nearest else 0, 1024):
             cosines = of_size[begin : begin + 1024] @ of_size.T
             cosines[np.arange(len(cosines)), begin + np.arange(len(cosines))] = -2.0  # not itself
-            best = np.argpartition(-cosines, nearest - 1, axis=1)[:, :nearest]
+            best = np.argpartition(cosines, -nearest, axis=1)[:, -nearest:]
             for row, others in enumerate(np.sort(best, axis=1)):
                 similar[words[members[begin + row]]] = [words[at] for at in members[others]]
     return similar

@@ -122,6 +122,10 @@ def test_words_that_the_text_lacks_are_said_and_a_corpus_without_a_list_is_refus
         PackedSentences(64, MASKING).check(Corpus(tmp_path / "b" / "c"))
     with pytest.raises(UserError, match="b has other similar words than a"):
         open_corpora(f"a={tmp_path / 'a' / 'c'},b={tmp_path / 'b' / 'c'}", {})
+    for name, listed in (("d", "cat dog\ncow pig\n"), ("e", "cat cow\ndog pig\n")):  # the words are the same
+        corpus(tmp_path / name, listed)
+    with pytest.raises(UserError, match="e has other similar words than d; .*--similar-words"):
+        open_corpora(f"d={tmp_path / 'd' / 'c'},e={tmp_path / 'e' / 'c'}", {})
     with pytest.raises(UserError, match="similar=True with fate='token': .* use fate='unit'"):
         Masking(similar=True)
 
