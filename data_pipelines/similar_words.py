@@ -6,9 +6,10 @@ A corpus has them as three tables: hashes of its words' tokens, sizes, and the t
 """
 
 import itertools
+import re
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,8 @@ CODES = "=#@"  # ends of the codes in front of Cilin's lines
 MOST = 100_000  # words of vectors, whose files begin with the most frequent ones
 NEAREST = 10  # words that a vector's word gets
 LONGEST = 16  # tokens of a word
+WIDEST = 256  # bytes of a word of vectors, on average
+HEAD = re.compile(rb"\s*[1-9]\d{0,8}\s+[1-9]\d{0,3}\s*")  # of vectors: how many, and of how many numbers
 FACTOR = 0x9E3779B97F4A7C15  # of the hash, a polynomial modulo 2**64
 
 
@@ -74,17 +77,14 @@ def read(path: str) -> Alike:
     vectors in word2vec's format, text or binary. Raises UserError for another file."""
     option = f"--similar-words {printable(path)}"
     try:
-        data = cloud.place(path).read_bytes()
+        with cloud.place(path).open("rb") as file:
+            head = file.readline()
+            if HEAD.fullmatch(head):
+                return _vectors(option, file, *map(int, head.split()))
+            data = head + file.read()
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"{option}: cannot be read ({reason}); give a list of synonyms or vectors") from error
-    head, _, rest = data.partition(b"\n")
-    try:
-        numbers = [int(field) for field in head.split()]
-    except ValueError:
-        numbers = []
-    if len(numbers) == 2 and min(numbers) > 0:
-        return _vectors(option, rest, *numbers)
     try:
         lines = data.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -101,14 +101,16 @@ def read(path: str) -> Alike:
     return Alike(list(number), groups, None)
 
 
-def _vectors(option: str, data: bytes, number: int, size: int) -> Alike:
-    """Read the words and vectors behind the first line of a file in word2vec's format."""
+def _vectors(option: str, file: BinaryIO, number: int, size: int) -> Alike:
+    """Read the words and vectors behind the first line of a file in word2vec's format, which may have many GB."""
     number, words, vectors = min(number, MOST), [], []
+    begin, line = file.tell(), file.readline()
+    file.seek(begin)
     try:
-        binary = not data.split(b"\n", 1)[0].decode().strip().count(" ") >= size
+        binary = not line.decode().strip().count(" ") >= size
     except UnicodeDecodeError:
         binary = True
-    rows = _binary(data, size) if binary else _text(data, size)
+    rows = _binary(file.read(number * (WIDEST + 4 * size)), size) if binary else _text(file, size)
     try:
         for word, vector in itertools.islice(rows, number):
             words.append(word)
@@ -125,8 +127,8 @@ def _vectors(option: str, data: bytes, number: int, size: int) -> Alike:
     return Alike(words, [], vectors)
 
 
-def _text(data: bytes, size: int) -> Iterator[tuple[str, np.ndarray]]:
-    for line in data.splitlines():
+def _text(lines: Iterable[bytes], size: int) -> Iterator[tuple[str, np.ndarray]]:
+    for line in lines:
         word, *numbers = line.decode(errors="replace").rstrip().rsplit(" ", size)
         if len(numbers) != size:
             raise ValueError

@@ -10,6 +10,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.examples.masking import Masking, SpecialTokens
 from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.examples.segment_pairs import SegmentPairs
+from data_pipelines.similar_words import read
 from tests.data_pipelines.corpora import chosen, rows_of, unmasked
 from tests.data_pipelines.prepared import run
 
@@ -141,3 +142,10 @@ def test_the_list_is_part_of_the_corpus_and_stays_when_text_is_added(tmp_path):
     )
     assert added["tables"] == manifest["tables"] and len(added["parts"]) == 2
     assert SpecialTokens.of(Corpus(tmp_path / "c")).similar is not None
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_of_a_large_file_the_first_vectors_alone_are_read(tmp_path, monkeypatch, binary):
+    monkeypatch.setattr("data_pipelines.similar_words.MOST", 3)
+    (tmp_path / "vectors").write_bytes(vectors(binary)[:-8])
+    assert read(str(tmp_path / "vectors")).words == ["cat", "dog", "cow"]
