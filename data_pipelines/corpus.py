@@ -4,7 +4,7 @@ A corpus is a folder written by `python -m data_pipelines prepare`:
 
     manifest.json                       version, fingerprint, vocabulary, special tokens, fields, the parts' summaries
     tokenizer/                          Hugging Face tokenizer files
-    tables/FIELD.npy                    [vocab], a field that is looked up by token; `similar_words.py` has two others
+    tables/FIELD.npy                    [vocab], a field that is looked up by token; `similar_words.py` has others
     plans/                              for `prepare` alone: the files whose text the corpus has
     parts/000000/                       no document crosses parts
         summary.json                    sizes, hashes
