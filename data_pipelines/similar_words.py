@@ -25,6 +25,7 @@ NEAREST = 10  # words that a vector's word gets
 LONGEST = 16  # tokens of a word
 WIDEST = 256  # bytes of a word of vectors, on average
 HEAD = re.compile(rb"\s*[1-9]\d{0,8}\s+[1-9]\d{0,3}\s*")  # of vectors: how many, and of how many numbers
+GLOVE = re.compile(rb"\S+( -?\d*\.\d+(e-?\d+)?){2,}\s*")  # a line of vectors that have no such line before them
 FACTOR = 0x9E3779B97F4A7C15  # of the hash, a polynomial modulo 2**64
 
 
@@ -81,6 +82,9 @@ def read(path: str) -> Alike:
             head = file.readline()
             if HEAD.fullmatch(head):
                 return _vectors(option, file, *map(int, head.split()))
+            if GLOVE.fullmatch(head):
+                cure = "put a line before it, as word2vec has: how many vectors there are, and of how many numbers"
+                raise UserError(f"{option}: its first line is a vector; {cure}")
             data = head + file.read()
     except OSError as error:
         reason = error.strerror or error

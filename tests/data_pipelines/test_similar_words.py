@@ -101,6 +101,7 @@ WRONG = {
     "no two of its 4 words have the same number of tokens": "a bcd\nef ghij\n",
     "word 2 has no vector of 3 numbers": "2 3\na 1 2 3\nb 1 2\n",
     "has 1 words, but its first line says 2": "2 3\na 1 2 3\n",
+    "its first line is a vector; put a line before it": "a 0.25 -.5 1.2e-05\nb 0.1 0.2 0.3\n",
     "the vector of word 1 is not finite": "1 2\na nan 1\n",
 }
 
