@@ -4,7 +4,7 @@ A corpus is a folder written by `python -m data_pipelines prepare`:
 
     manifest.json                       version, fingerprint, vocabulary, special tokens, fields, the parts' summaries
     tokenizer/                          Hugging Face tokenizer files
-    tables/FIELD.npy                    [vocab], a field that is looked up by token; `similar_words.py` has two others
+    tables/FIELD.npy                    [vocab], a field that is looked up by token; `similar_words.py` has others
     plans/                              for `prepare` alone: the files whose text the corpus has
     parts/000000/                       no document crosses parts
         summary.json                    sizes, hashes
@@ -40,7 +40,7 @@ from data_pipelines.errors import PassingError, UserError
 from data_pipelines.fetch import Copy, cache, open_copy
 from data_pipelines.manifest import PartEntry
 from data_pipelines.processes import over_parts
-from data_pipelines.similar_words import WORDS
+from data_pipelines.similar_words import TABLES
 from data_pipelines.store.fields import BY_TOKEN_BEFORE, STORED, TEXT
 
 OPEN_FILES, FILES_OF_A_PART = 1024, 4  # open files besides the parts'; maps of a part
@@ -365,7 +365,7 @@ def check_alike(corpora: Mapping[str, Corpus]) -> None:
             raise UserError(
                 f"--corpus {first}={reference.source},{name}={other.source}: {name} has other {differing[0]} than "
                 f"{first}; prepare all corpora with one tokenizer, --tokenizer with the first one's tokenizer/ folder, "
-                "and with the same codes"
+                "and with the same codes and --similar-words"
             )
 
 
@@ -381,7 +381,7 @@ def _meaning(corpus: Corpus) -> dict[str, Any]:
         "splitting into words": written.get("pre_tokenizer"),
         "merges or scores": written.get("model"),
         "added tokens": written.get("added_tokens"),
-        "similar words": corpus.manifest.get("tables", {}).get(f"tables/{WORDS}.npy"),
+        "similar words": [corpus.manifest.get("tables", {}).get(f"tables/{table}.npy") for table in TABLES],
     }
 
 

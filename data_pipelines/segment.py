@@ -47,10 +47,10 @@ def segment(options: Segment, console: Console) -> None:
     if options.out is not None:
         _write(options.out, "".join(f"{' '.join(words)}\n" for words in found))
     if gold is not None:
-        right, ours, theirs = agreement(found, gold)
-        precision, recall = right / max(ours, 1), right / max(theirs, 1)
-        f1 = 2 * right / max(ours + theirs, 1)
-        console.print(f"{len(gold):,} lines: {theirs:,} words, {ours:,} found, {right:,} of them right")
+        right, own, theirs = agreement(found, gold)
+        precision, recall = right / max(own, 1), right / max(theirs, 1)
+        f1 = 2 * right / max(own + theirs, 1)
+        console.print(f"{len(gold):,} lines: {theirs:,} words, {own:,} found, {right:,} of them right")
         console.print(f"precision {precision:.4f}   recall {recall:.4f}   F1 {f1:.4f}")
 
 

@@ -6,14 +6,14 @@ A corpus has them as three tables: hashes of its words' tokens, sizes, and the t
 """
 
 import itertools
+import re
 from collections import defaultdict
-from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from data_pipelines import noise
+from data_pipelines import cloud, noise
 from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import printable
 from data_pipelines.text.encoding import BYTES, Encoder
@@ -23,6 +23,9 @@ CODES = "=#@"  # ends of the codes in front of Cilin's lines
 MOST = 100_000  # words of vectors, whose files begin with the most frequent ones
 NEAREST = 10  # words that a vector's word gets
 LONGEST = 16  # tokens of a word
+WIDEST = 256  # bytes of a word of vectors, on average
+HEAD = re.compile(rb"\s*[1-9]\d{0,8}\s+[1-9]\d{0,3}\s*")  # of vectors: how many, and of how many numbers
+GLOVE = re.compile(rb"\S+( -?\d*\.\d+(e-?\d+)?){2,}\s*")  # a line of vectors that have no such line before them
 FACTOR = 0x9E3779B97F4A7C15  # of the hash, a polynomial modulo 2**64
 
 
@@ -70,21 +73,22 @@ class Alike(NamedTuple):
     vectors: np.ndarray | None
 
 
-def read(path: Path) -> Alike:
+def read(path: str) -> Alike:
     """Read a list of synonyms (a line for each group, words divided by white space, behind Cilin's code or not) or word
     vectors in word2vec's format, text or binary. Raises UserError for another file."""
-    option = f"--similar-words {printable(str(path))}"
+    option = f"--similar-words {printable(path)}"
     try:
-        data = path.read_bytes()
+        with cloud.place(path).open("rb") as file:
+            head = file.readline()
+            if HEAD.fullmatch(head):
+                return _vectors(option, file, *map(int, head.split()))
+            if GLOVE.fullmatch(head):
+                cure = "put a line before it, as word2vec has: how many vectors there are, and of how many numbers"
+                raise UserError(f"{option}: its first line is a vector; {cure}")
+            data = head + file.read()
     except OSError as error:
-        raise UserError(f"{option}: cannot be read ({error.strerror}); give a list of synonyms or vectors") from error
-    head, _, rest = data.partition(b"\n")
-    try:
-        numbers = [int(field) for field in head.split()]
-    except ValueError:
-        numbers = []
-    if len(numbers) == 2 and min(numbers) > 0:
-        return _vectors(option, rest, *numbers)
+        reason = error.strerror or error
+        raise UserError(f"{option}: cannot be read ({reason}); give a list of synonyms or vectors") from error
     try:
         lines = data.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -101,14 +105,16 @@ def read(path: Path) -> Alike:
     return Alike(list(number), groups, None)
 
 
-def _vectors(option: str, data: bytes, number: int, size: int) -> Alike:
-    """Read the words and vectors behind the first line of a file in word2vec's format."""
+def _vectors(option: str, file: BinaryIO, number: int, size: int) -> Alike:
+    """Read the words and vectors behind the first line of a file in word2vec's format, which may have many GB."""
     number, words, vectors = min(number, MOST), [], []
+    begin, line = file.tell(), file.readline()
+    file.seek(begin)
     try:
-        binary = not data.split(b"\n", 1)[0].decode().strip().count(" ") >= size
+        binary = not line.decode().strip().count(" ") >= size
     except UnicodeDecodeError:
         binary = True
-    rows = _binary(data, size) if binary else _text(data, size)
+    rows = _binary(file.read(number * (WIDEST + 4 * size)), size) if binary else _text(file, size)
     try:
         for word, vector in itertools.islice(rows, number):
             words.append(word)
@@ -125,8 +131,8 @@ def _vectors(option: str, data: bytes, number: int, size: int) -> Alike:
     return Alike(words, [], vectors)
 
 
-def _text(data: bytes, size: int) -> Iterator[tuple[str, np.ndarray]]:
-    for line in data.splitlines():
+def _text(lines: Iterable[bytes], size: int) -> Iterator[tuple[str, np.ndarray]]:
+    for line in lines:
         word, *numbers = line.decode(errors="replace").rstrip().rsplit(" ", size)
         if len(numbers) != size:
             raise ValueError
@@ -141,7 +147,7 @@ def _binary(data: bytes, size: int) -> Iterator[tuple[str, np.ndarray]]:
         yield word, np.frombuffer(data[space + 1 : at], "<f4", size)
 
 
-def made(path: Path, encoder: Encoder, unknown: int | None) -> SimilarWords:
+def made(path: str, encoder: Encoder, unknown: int | None) -> SimilarWords:
     """Return the similar words of a file with a corpus's tokens. Raises UserError if no two of them can stand for each
     other.   unknown: the token that words must not have."""
     alike = read(path)
@@ -157,7 +163,7 @@ def made(path: Path, encoder: Encoder, unknown: int | None) -> SimilarWords:
         similar = _nearest(kept, alike.vectors, np.array([len(tokens[at]) for at in kept]))
     if not similar:
         raise UserError(
-            f"--similar-words {printable(str(path))}: no two of its {len(alike.words):,} words have the same number of "
+            f"--similar-words {printable(path)}: no two of its {len(alike.words):,} words have the same number of "
             "tokens of this tokenizer; give words of the corpus's language"
         )
     words = list(similar)
@@ -191,7 +197,7 @@ def _nearest(words: list[int], vectors: np.ndarray, sizes: np.ndarray) -> dict[i
         for begin in range(0, len(members) if nearest else 0, 1024):
             cosines = of_size[begin : begin + 1024] @ of_size.T
             cosines[np.arange(len(cosines)), begin + np.arange(len(cosines))] = -2.0  # not itself
-            best = np.argpartition(-cosines, nearest - 1, axis=1)[:, :nearest]
+            best = np.argpartition(cosines, -nearest, axis=1)[:, -nearest:]
             for row, others in enumerate(np.sort(best, axis=1)):
                 similar[words[members[begin + row]]] = [words[at] for at in members[others]]
     return similar

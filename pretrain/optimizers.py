@@ -1,6 +1,7 @@
 """Optimizers whose per-tensor rules come from the parameter table and act on each layer's slice of a stack."""
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -105,15 +106,15 @@ def with_weights(optimizer: Optimizer, state: optax.OptState, params: Params, fi
     if not optimizer.ema:
         return state
     *moments, (count, mean) = state
-    keep = optimizer.ema
-    mean = jax.tree.map(lambda m, p: jnp.where(finite, keep * m + (1 - keep) * p, m), mean, params)
+    # The rate rounded to float32, as in keep * m, would shrink the weights of a long mean
+    mean = jax.tree.map(lambda m, p: jnp.where(finite, m + (1 - optimizer.ema) * (p - m), m), mean, params)
     return (*moments, optax.EmaState(count + jnp.where(finite, 1, 0), mean))
 
 
 def mean_weights(optimizer: Optimizer, state: optax.OptState) -> Params:
     """Return the running mean of the weights, without its start at 0 (Kingma & Ba 2015, section 3)."""
     count, mean = state[-1]
-    return jax.tree.map(lambda m: m / (1 - optimizer.ema**count), mean)
+    return jax.tree.map(lambda m: m / -jnp.expm1(count * math.log(optimizer.ema)), mean)
 
 
 def clip(gradients: Params, norm: Array, limit: float) -> Params:

@@ -34,6 +34,7 @@ from data_pipelines.progress import busy
 from data_pipelines.store.files import is_whole
 from data_pipelines.store.job import check_added, planned
 from data_pipelines.text.encoding import Encoder
+from data_pipelines.text.words import JIEBA
 from data_pipelines.tokenizers import prefixes, stored
 from data_pipelines.tokenizers.made import with_end, with_sentinels
 from data_pipelines.tokenizers.table import KINDS
@@ -55,8 +56,10 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
             if before is None:
                 raise UserError(f"--append: {options.out} is not a finished corpus; finish its prepare command first")
             options = inherit(options, before["settings"])
-            if said := partial.differences(before["stages"][0]["versions"], partial.versions(options.steps), "step "):
-                raise UserError(f"--append: {'; '.join(said)}: use the commit that made the corpus, or another --out")
+            then, now = before["stages"][0]["versions"], partial.versions(options.steps, options.units)
+            if said := partial.differences(then, now, ("step ", JIEBA)):
+                cure = "use the package or the commit that made the corpus, or another --out"
+                raise UserError(f"--append: {'; '.join(said)}: {cure}")
         elif before is not None:
             if said := partial.changes(before["settings"], settings(options)):
                 raise UserError(f"--out {options.out} holds a corpus with other settings: {said}; use another --out")
@@ -169,7 +172,7 @@ def _make_tokenizer(options, sources, found, before, runner_options, console: Co
         made, size = with_sentinels(made, options.sentinels) if options.sentinels else made, None
         made = prefixes.found(made, values) if name == CODE else prefixes.added(made, name, values)
     if options.similar_words:
-        similar_words.made(Path(options.similar_words), Encoder(made.tokenizer), made.special.get("unk"))
+        similar_words.made(options.similar_words, Encoder(made.tokenizer), made.special.get("unk"))
     with tempfile.TemporaryDirectory() as folder:
         stored.save(made, Path(folder))
         return partial.read_texts(Path(folder)), made.special, size

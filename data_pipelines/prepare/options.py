@@ -239,11 +239,12 @@ def inherit(options: Prepare, of_corpus: dict) -> Prepare:
     """Return the options for --append: those of sources from the command line, all others from the corpus. Raises
     UserError if the command line sets one of the others to another value."""
     default, inherited = Prepare((), Path()), {}
-    for name, stored in of_corpus.items():
-        if name in (*OF_SOURCES, LEXICONS):
+    for name, of_default in vars(default).items():
+        if name in (*MEANS, *OF_SOURCES):
             continue
+        stored = of_corpus.get(name, of_default)  # an older corpus lacks newer options
         value, stored = getattr(options, name), tuple(stored) if isinstance(stored, list) else stored
-        if value not in (stored, getattr(default, name)):
+        if value not in (stored, of_default):
             option = f"--{name.replace('_', '-')} {value}"
             raise UserError(f"{option}: the corpus has {stored}, which --append cannot change; leave it out")
         inherited[name] = stored

@@ -188,7 +188,7 @@ def versions(steps: Iterable[str] = (), units: Sequence[str] = ()) -> dict[str, 
     return found | {f"step {name}": str(number) for name, number in check_steps(steps)}
 
 
-def differences(before: dict[str, str], now: dict[str, str], start: str = "") -> list[str]:
+def differences(before: dict[str, str], now: dict[str, str], start: str | tuple[str, ...] = "") -> list[str]:
     """Return changed versions, as 'tokenizers was 0.22.1 and is 0.23.3', of names that begin with `start`."""
     changed = [name for name in now if name.startswith(start) and before.get(name) != now[name]]
     return [f"{name} was {before.get(name)} and is {now[name]}" for name in changed]

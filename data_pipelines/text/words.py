@@ -93,7 +93,7 @@ def _words(spec: str, content: bytes) -> list[str]:
         lines = content.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise UserError(f"{spec}: the file is not UTF-8 (byte {error.start}); convert it to UTF-8") from error
-    first = (line.split(maxsplit=1)[0] for line in lines if line and not line.isspace())
+    first = (line.split(maxsplit=1)[0] for line in lines if line.strip())
     words = [word for word in first if len(word) > 1 and RUN.fullmatch(word)]
     if not words:
         raise UserError(f"{spec}: the file has no word of two or more Chinese characters; give one word a line")

@@ -29,7 +29,7 @@ class SpanBoundaryObjective(MaskedLanguageModel):
     predictions = MappingProxyType({"mlm": PREDICTIONS, "sbo": PREDICTIONS})
     asks = (Encoder, TOKENS, BOUNDARY)
 
-    # How rows are made: document-sentences, packed-sentences or packed-across-documents
+    # How rows are made: document-sentences, packed-sentences, packed-across-documents or packed-documents
     layout: str = ONE_DOCUMENT
     next_sentence: ClassVar[bool] = False
     sentence_order: ClassVar[bool] = False

@@ -187,9 +187,12 @@ def transformation_in(assembly: Assembly, index: int) -> optax.GradientTransform
 
 def same_training(recipe: Recipe, one: int, other: int) -> bool:
     """Return whether two phases freeze the same parameters and have the same kind of optimizer and mean of weights."""
-    same = {*frozen_in(recipe, one)} == {*frozen_in(recipe, other)}
-    kinds = [(optimizer_in(recipe, index).name, optimizer_in(recipe, index).ema) for index in (one, other)]
-    return same and kinds[0] == kinds[1]
+
+    def trained(index: int) -> tuple:
+        optimizer = optimizer_in(recipe, index)
+        return {*frozen_in(recipe, index)}, optimizer.name, optimizer.ema
+
+    return trained(one) == trained(other)
 
 
 def model_of(config: Any, asks: Iterable[type | str], program: Program) -> nn.Module:

@@ -96,6 +96,8 @@ def restore(
     frozen = load_frozen(directory.frozen, placed.stages[0].frozen)
     at, params = int(state.step), state.params
     if ema:
+        if not int(state.opt_state[-1].count):
+            raise UserError(f"--ema: no step of its phase is done in the checkpoint of step {at}; give another --step")
         means = mean_weights(optimizer_in(recipe, phases[at]), state.opt_state)
         params = nest(dict(leaves(params)) | dict(leaves(means)))  # without those that the phase freezes
     return Restored(in_phase(placed.assembly, phases[at]), at, phases[at], params, frozen, mesh, placed.stages)

@@ -10,6 +10,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.examples.masking import Masking, SpecialTokens
 from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.examples.segment_pairs import SegmentPairs
+from data_pipelines.similar_words import read
 from tests.data_pipelines.corpora import chosen, rows_of, unmasked
 from tests.data_pipelines.prepared import run
 
@@ -100,6 +101,7 @@ WRONG = {
     "no two of its 4 words have the same number of tokens": "a bcd\nef ghij\n",
     "word 2 has no vector of 3 numbers": "2 3\na 1 2 3\nb 1 2\n",
     "has 1 words, but its first line says 2": "2 3\na 1 2 3\n",
+    "its first line is a vector; put a line before it": "a 0.25 -.5 1.2e-05\nb 0.1 0.2 0.3\n",
     "the vector of word 1 is not finite": "1 2\na nan 1\n",
 }
 
@@ -122,6 +124,10 @@ def test_words_that_the_text_lacks_are_said_and_a_corpus_without_a_list_is_refus
         PackedSentences(64, MASKING).check(Corpus(tmp_path / "b" / "c"))
     with pytest.raises(UserError, match="b has other similar words than a"):
         open_corpora(f"a={tmp_path / 'a' / 'c'},b={tmp_path / 'b' / 'c'}", {})
+    for name, listed in (("d", "cat dog\ncow pig\n"), ("e", "cat cow\ndog pig\n")):  # the words are the same
+        corpus(tmp_path / name, listed)
+    with pytest.raises(UserError, match="e has other similar words than d; .*--similar-words"):
+        open_corpora(f"d={tmp_path / 'd' / 'c'},e={tmp_path / 'e' / 'c'}", {})
     with pytest.raises(UserError, match="similar=True with fate='token': .* use fate='unit'"):
         Masking(similar=True)
 
@@ -137,3 +143,10 @@ def test_the_list_is_part_of_the_corpus_and_stays_when_text_is_added(tmp_path):
     )
     assert added["tables"] == manifest["tables"] and len(added["parts"]) == 2
     assert SpecialTokens.of(Corpus(tmp_path / "c")).similar is not None
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_of_a_large_file_the_first_vectors_alone_are_read(tmp_path, monkeypatch, binary):
+    monkeypatch.setattr("data_pipelines.similar_words.MOST", 3)
+    (tmp_path / "vectors").write_bytes(vectors(binary)[:-8])
+    assert read(str(tmp_path / "vectors")).words == ["cat", "dog", "cow"]

@@ -1,5 +1,6 @@
 """The mean of a run's last checkpoints is that of what they hold, and an export says whose it is."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -7,6 +8,7 @@ import shutil
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from data_pipelines.errors import UserError
@@ -16,8 +18,9 @@ from pretrain.commands.eval import Eval, evaluate
 from pretrain.lora import Lora, merged
 from pretrain.optimizers import Optimizer, mean_weights, transformation, with_weights
 from pretrain.recipe import Phase
-from pretrain.storage.checkpoints import Checkpoints
+from pretrain.storage.checkpoints import Checkpoints, verified
 from pretrain.storage.run_directory import RunDirectory
+from pretrain.training import opened
 from pretrain.training.assembly import merge
 from pretrain.training.average import open_mean
 from pretrain.training.opened import open_model, restore
@@ -78,31 +81,33 @@ def test_products_are_merged_before_the_mean(corpus_path, tmp_path):
         np.testing.assert_array_equal(found[path], mean, path)
 
 
-KEPT = 0.6
+KEPT, LAST = 0.6, 0.3
 
 
 @pytest.fixture(scope="module")
 def with_ema(corpus_path, tmp_path_factory):
-    """A run of 6 steps with a running mean of its weights, the embeddings frozen from step 3 on."""
+    """A run of 9 steps with a running mean of its weights, the embeddings frozen from step 3 on, a shorter mean from 6
+    on."""
     workdir = tmp_path_factory.mktemp("ema") / "run"
-    phases = (Phase(0.5, 32, 8), Phase(0.5, 32, 8, frozen=("embeddings",)))
-    recipe = tiny.bert(steps=6, optimizer=Optimizer(ema=KEPT), phases=phases)
-    run(recipe, tiny.options(corpus_path, workdir, log_every=3, checkpoint_every=1, keep=6))
+    frozen = Phase(1 / 3, 32, 8, frozen=("embeddings",))
+    phases = Phase(1 / 3, 32, 8), frozen, dataclasses.replace(frozen, optimizer=Optimizer(ema=LAST))
+    recipe = tiny.bert(steps=9, optimizer=Optimizer(ema=KEPT), phases=phases)
+    run(recipe, tiny.options(corpus_path, workdir, log_every=3, checkpoint_every=1, keep=9))
     return workdir
 
 
-def running_mean(run, first, last):
+def running_mean(run, first, last, kept):
     """Parameter path -> the mean of the weights after steps first .. last, later ones weighted more."""
     held = [dict(leaves(tiny.final_state(run, step).params)) for step in range(first, last + 1)]
-    weights = np.array([KEPT ** (last - step) for step in range(first, last + 1)])
+    weights = np.array([kept ** (last - step) for step in range(first, last + 1)])
     weights /= weights.sum()
     return {path: sum(w * np.float64(one[path]) for w, one in zip(weights, held, strict=True)) for path in held[0]}
 
 
 def test_the_running_mean_weighs_the_weights_of_all_steps_of_a_stage(with_ema):
-    for step, first in ((3, 1), (6, 4)):  # what is trained changes after step 3, and the mean begins anew
+    for first, step, kept in ((1, 3, KEPT), (4, 6, KEPT), (7, 9, LAST)):  # what is trained changes, then the mean
         found = dict(leaves(open_model(with_ema, step, ema=True).params))
-        for path, mean in running_mean(with_ema, first, step).items():
+        for path, mean in running_mean(with_ema, first, step, kept).items():
             np.testing.assert_allclose(found[path], mean, atol=1e-6, err_msg=path)
     plain = dict(leaves(open_model(with_ema).params))
     assert not np.array_equal(plain["pooler/kernel"], found["pooler/kernel"])
@@ -117,7 +122,7 @@ def test_commands_read_the_mean_and_the_card_says_so(with_ema, uninterrupted, tm
     for path, leaf in found.items():
         np.testing.assert_array_equal(leaf, expected[path], path)
     card = (to / "README.md").read_text()
-    assert "Its weights are a running mean (decay 0.6)." in card and "of the last checkpoint, not of the mean" in card
+    assert "Its weights are a running mean (decay 0.3)." in card and "of the last checkpoint, not of the mean" in card
     losses = [evaluate(Eval(with_ema, ema=ema))["loss"] for ema in (False, True)]
     assert losses[0] != losses[1]
     for arguments, said in (
@@ -140,3 +145,19 @@ def test_a_skipped_update_leaves_the_mean_as_it_is():
     state = with_weights(optimizer, state, params, jnp.bool_(True))
     state = with_weights(optimizer, state, other, jnp.bool_(False))
     np.testing.assert_allclose(mean_weights(optimizer, state)["a"], np.ones(3), rtol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0.99, 0.99999])
+def test_the_mean_of_weights_that_stay_is_these_weights(rate):
+    optimizer, params = Optimizer(ema=rate), {"a": jnp.ones(3)}
+    state = transformation(optimizer, [Parameter("a", (None,), {})], 8).init(params)
+    for _ in range(100):
+        state = with_weights(optimizer, state, params, jnp.bool_(True))
+    np.testing.assert_allclose(mean_weights(optimizer, state)["a"], np.ones(3), rtol=1e-5)
+
+
+def test_a_mean_of_no_step_is_refused(with_ema, monkeypatch):
+    empty = lambda state: state._replace(opt_state=(*state.opt_state[:-1], optax.EmaState(jnp.int32(0), {})))
+    monkeypatch.setattr(opened, "verified", lambda *given: empty(verified(*given)))
+    with pytest.raises(UserError, match="--ema: no step of its phase is done in the checkpoint of step 9"):
+        open_model(with_ema, ema=True)

@@ -175,16 +175,18 @@ OF_COMMANDS = {
 
 @pytest.mark.parametrize("command", OF_COMMANDS)
 def test_commands_read_the_best_checkpoint_of_what_they_are_told(command, tmp_path, monkeypatch):
-    def reading(source, step=None, mesh=None, best_of=None):
-        raise UserError(f"{source} {step} {best_of}")
+    def reading(source, step=None, mesh=None, best_of=None, ema=False):
+        raise UserError(f"{source} {step} {best_of} {ema}")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(opened, "open_model", reading)
     monkeypatch.setattr(opened, "identity_of", str)
     lines = [{"input": "a", "target": "b", "text": f"c {number}", "label": "AB"[number % 2]} for number in range(9)]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(UserError, match="^run None upper"):
-        importlib.import_module(f"pretrain.commands.{command}").main(["run", *OF_COMMANDS[command], "--best", "upper"])
+    for more in ([], ["--ema"]):
+        given = ["run", *OF_COMMANDS[command], "--best", "upper", *more]
+        with pytest.raises(UserError, match=f"^run None upper {bool(more)}"):
+            importlib.import_module(f"pretrain.commands.{command}").main(given)
 
 
 def test_what_says_two_checkpoints_or_none_is_refused(tmp_path, monkeypatch):

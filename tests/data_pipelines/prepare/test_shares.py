@@ -213,7 +213,7 @@ def test_nothing_is_added_by_another_version_of_a_step(tmp_path, monkeypatch):
     before = content(tmp_path / "out")
     monkeypatch.setitem(STEPS, "tags", STEPS["tags"]._replace(version=2))
     write(tmp_path / "b", "Other text. ")
-    with pytest.raises(UserError, match="--append: step tags was 1 and is 2: use the commit that made the corpus"):
+    with pytest.raises(UserError, match="--append: step tags was 1 and is 2: use the package or the commit that made"):
         append(tmp_path / "out", tmp_path / "b")
     assert content(tmp_path / "out") == before
 
