@@ -24,6 +24,7 @@ from models.attention.mask import Mask
 from models.attention.patterns.pattern import DENSE, Pattern
 from models.blocks.activations import ACTIVATIONS
 from models.blocks.checks import check_encoder
+from models.blocks.crf import crf_head
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings, padded_vocab, padding_bias
 from models.blocks.heads import CHOICE, CLASSIFIER, SPANS, TAGGER, TOKENS, WithHeads, task_head, tied_logits
@@ -358,6 +359,7 @@ FAMILY = _family(
         _TRANSFORM,
         Head(TOKENS, lambda c, program: Logits(c.vocab_size), (_BIAS,), reads=TRANSFORM),
         *(task_head(name, "classifier", reads=TRANSFORM) for name in (CLASSIFIER, TAGGER)),
+        crf_head(),
         task_head(SPANS, "classifier", features=2, reads=TRANSFORM),
         task_head(CHOICE, "classifier", features=1, reads=TRANSFORM),
     ),

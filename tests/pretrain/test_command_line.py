@@ -200,6 +200,7 @@ GIVEN_WITH = {  # fields that do not go with those of all others -> what is give
     "model.pattern.stride": {"model.pattern.name": "fixed"},
     "model.pattern.summary": {"model.pattern.name": "fixed"},
     "objective.sentence_order": {"objective.next_sentence": False},
+    "objective.masking.similar": {"objective.masking.fate": "unit"},
 }
 
 

@@ -252,7 +252,9 @@ def test_an_accelerators_program_on_a_mesh_is_that_of_one_device_and_near_float3
     monkeypatch.setitem(KERNELS, kernel, interpreted(KERNELS[kernel]))
     fast = Program(dtype="bfloat16", depth="scan", remat="dots", attention=kernel)
     loss, ours = gradients(accelerated(name), "one", fast)
-    for text, program, near, cosine in (("data=2,fsdp=2,tensor=2", fast, 1e-3, 0.999), ("one", Program(), 1e-2, 0.99)):
+    rounding = 2**-8  # bfloat16's, which differs by CPU; a mistake shows in the gradients' directions
+    meshes = ("data=2,fsdp=2,tensor=2", fast, rounding, 0.999), ("one", Program(), 1e-2, 0.99)
+    for text, program, near, cosine in meshes:
         other, theirs = gradients(accelerated(name), text, program)
         assert other == pytest.approx(loss, rel=near) and smallest_cosine(theirs, ours) > cosine
 
