@@ -159,7 +159,7 @@ def made(path: str, encoder: Encoder, unknown: int | None) -> SimilarWords:
     if alike.vectors is None:
         similar = _of_groups([[number[at] for at in group if usable[at]] for group in alike.groups], tokens)
     else:
-        kept = [at for at in first.values() if usable[at]]
+        kept = [at for at in first.values() if usable[at] and alike.vectors[at].any()]  # zero has no direction
         similar = _nearest(kept, alike.vectors, np.array([len(tokens[at]) for at in kept]))
     if not similar:
         raise UserError(
@@ -190,6 +190,7 @@ def _nearest(words: list[int], vectors: np.ndarray, sizes: np.ndarray) -> dict[i
     """Return word -> the nearest by cosine of those with as many tokens."""
     similar = {}
     directions = vectors[words]
+    directions /= np.maximum(np.abs(directions).max(axis=1, keepdims=True, initial=0), 1e-30)  # no square overflows
     directions /= np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), 1e-12)
     for size in np.unique(sizes):
         members = np.flatnonzero(sizes == size)

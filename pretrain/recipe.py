@@ -171,7 +171,10 @@ def model_in(recipe: Recipe, index: int) -> Any:
             f"phases.{index}.global_base={phase.global_base}: {type(model).__name__} has no rotary positions; leave it "
             "out"
         )
-    return dataclasses.replace(model, global_base=phase.global_base)
+    try:
+        return dataclasses.replace(model, global_base=phase.global_base)
+    except ValueError as error:
+        raise ValueError(str(error).replace("model.", f"phases.{index}.", 1)) from error
 
 
 def group_of(task: str) -> str:

@@ -10,7 +10,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.examples.masking import Masking, SpecialTokens
 from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.examples.segment_pairs import SegmentPairs
-from data_pipelines.similar_words import read
+from data_pipelines.similar_words import _nearest, read
 from tests.data_pipelines.corpora import chosen, rows_of, unmasked
 from tests.data_pipelines.prepared import run
 
@@ -103,7 +103,14 @@ WRONG = {
     "has 1 words, but its first line says 2": "2 3\na 1 2 3\n",
     "its first line is a vector; put a line before it": "a 0.25 -.5 1.2e-05\nb 0.1 0.2 0.3\n",
     "the vector of word 1 is not finite": "1 2\na nan 1\n",
+    "no two of its 3 words have the same number of tokens": "3 2\na 0 0\nb 0 0\nc 1 0\n",
 }
+
+
+def test_the_square_of_a_large_vector_does_not_overflow(monkeypatch):
+    monkeypatch.setattr("data_pipelines.similar_words.NEAREST", 1)
+    vectors = np.array([(1e30, 0), (0, 1), (1e30, 1e29), (0.1, 1)], np.float32)
+    assert _nearest([0, 1, 2, 3], vectors, np.ones(4)) == {0: [2], 1: [3], 2: [0], 3: [1]}
 
 
 @pytest.mark.parametrize("said", WRONG)

@@ -140,7 +140,7 @@ def test_a_phase_gives_the_models_rotary_positions_their_base(corpus_path, tmp_p
         (tiny.bert(phases=phases[:1] * 2), "phases.0.global_base=10.0: BertConfig has no rotary positions; leave it"),
         (
             staged(*phases[1:] * 1, dataclasses.replace(phases[0], global_base=-1.0)),
-            "global_base=-1.0: must be above 0",
+            "phases.1.global_base=-1.0: must be above 0",
         ),
     ):
         with pytest.raises(UserError, match=said):
