@@ -36,7 +36,10 @@ def fields_of(units: Sequence[str]) -> dict[str, str]:
             raise UserError(f"--units {unit}: give NAME=SEGMENTER, as in word={FORWARD}:FILE")
         if field in found:
             raise UserError(f"--units {' '.join(units)}: {name} is given twice; give it once")
-        found[check_name(field, TAKEN)] = spec
+        try:
+            found[check_name(field, TAKEN)] = spec
+        except UserError as error:
+            raise UserError(f"--units {unit}: {error}") from error
     return found
 
 

@@ -154,7 +154,7 @@ def test_units_have_names_each_once():
     for told, said in ((["word"], "give NAME=SEGMENTER"), (["a=jieba", "a=spaces"], "a is given twice")):
         with pytest.raises(UserError, match=said):
             fields_of(told)
-    with pytest.raises(UserError, match="use a name of small letters"):
+    with pytest.raises(UserError, match="--units .*use a name of small letters"):
         fields_of(["A B=jieba"])
 
 
