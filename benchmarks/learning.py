@@ -40,7 +40,6 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.masking import Masking
 from pretrain.commands.platform import prepare
-from pretrain.objectives.masked_language_model import MaskedLanguageModel
 
 # 2 million words do not fill a vocabulary of more than a few thousand pieces.
 VOCABULARY = 2048
@@ -160,7 +159,7 @@ def by_pieces_and_words(run: Trained, corpus: Corpus) -> dict[str, str]:
     """Losses at single masked pieces, and at masked whole words."""
     recipe, found = run.assembly.recipe, {}
     for unit in ("token", "word_starts"):
-        objective = MaskedLanguageModel(recipe.objective.layout, next_sentence=False, masking=Masking(unit=unit))
+        objective = dataclasses.replace(recipe.objective, masking=Masking(unit=unit))
         other = run.assembly._replace(recipe=dataclasses.replace(recipe, objective=objective))
         found[f"mlm at {unit}"] = f"{run.evaluate(other, 1024)['mlm_loss']:.3f}"
     return found
