@@ -190,6 +190,19 @@ def pooled_choice() -> Head:
     return task_head(CHOICE, "classifier", features=1, reads=POOLER)
 
 
+def bert_heads(names: str, *more: Head) -> tuple[Head, ...]:
+    """Return the heads of BERT and the descendants that keep their names.   names: the prefix of the trunk's tensors.
+    more: heads between the pooler and those of tasks."""
+    return (
+        token_head("cls.predictions"),
+        pooler(f"{names}.pooler.dense"),
+        *more,
+        task_head(CLASSIFIER, "classifier", reads=POOLER),
+        *WORD_HEADS,
+        pooled_choice(),
+    )
+
+
 def task_classes(hf: str, *classifier: str) -> dict[str, tuple[str, ...]]:
     """Return the Hugging Face classes of task heads, with their heads.   hf: how their names begin.   classifier: the
     heads of the class for sequence classification."""

@@ -6,19 +6,7 @@ Hugging Face: BertForPreTraining, BertForMaskedLM without the pair head, and the
 import dataclasses
 
 from models.attention.encoder import EncoderConfig, encoder_family
-from models.blocks.heads import (
-    CLASSIFIER,
-    PAIR,
-    POOLER,
-    TOKENS,
-    WORD_HEADS,
-    pair_head,
-    pooled_choice,
-    pooler,
-    task_classes,
-    task_head,
-    token_head,
-)
+from models.blocks.heads import CLASSIFIER, PAIR, POOLER, TOKENS, bert_heads, pair_head, task_classes
 from models.blocks.span_boundary import boundary_head
 
 
@@ -41,15 +29,7 @@ FAMILY = encoder_family(
         "base": _size(12, 768),
         "large": _size(24, 1024),
     },
-    heads=(
-        token_head("cls.predictions"),
-        pooler("bert.pooler.dense"),
-        pair_head("cls.seq_relationship"),
-        boundary_head(),
-        task_head(CLASSIFIER, "classifier", reads=POOLER),
-        *WORD_HEADS,
-        pooled_choice(),
-    ),
+    heads=bert_heads("bert", pair_head("cls.seq_relationship"), boundary_head()),
     model_type="bert",
     decoder="cls.predictions",
     architectures={

@@ -8,19 +8,7 @@ the embedding of tasks that later ERNIEs have.
 import dataclasses
 
 from models.attention.encoder import EncoderConfig, encoder_family
-from models.blocks.heads import (
-    CLASSIFIER,
-    PAIR,
-    POOLER,
-    TOKENS,
-    WORD_HEADS,
-    pair_head,
-    pooled_choice,
-    pooler,
-    task_classes,
-    task_head,
-    token_head,
-)
+from models.blocks.heads import CLASSIFIER, PAIR, POOLER, TOKENS, bert_heads, pair_head, task_classes
 from models.blocks.tables import HF_ASSUMED
 
 
@@ -39,14 +27,7 @@ FAMILY = encoder_family(
         "tiny": ErnieConfig(width=128, depth=2, heads=2, feed_forward=512),
         "base": ErnieConfig(),  # Sun et al. 2019, sections 4.1 and 4.2
     },
-    heads=(
-        token_head("cls.predictions"),
-        pooler("ernie.pooler.dense"),
-        pair_head("cls.seq_relationship"),
-        task_head(CLASSIFIER, "classifier", reads=POOLER),
-        *WORD_HEADS,
-        pooled_choice(),
-    ),
+    heads=bert_heads("ernie", pair_head("cls.seq_relationship")),
     model_type="ernie",
     decoder="cls.predictions",
     architectures={

@@ -22,17 +22,7 @@ from models.attention.mask import Mask
 from models.attention.multi_head import attention_of
 from models.attention.patterns.pattern import DENSE
 from models.attention.transformer import CachedTransformerLayer
-from models.blocks.heads import (
-    CLASSIFIER,
-    POOLER,
-    TOKENS,
-    WORD_HEADS,
-    pooled_choice,
-    pooler,
-    task_classes,
-    task_head,
-    token_head,
-)
+from models.blocks.heads import CLASSIFIER, POOLER, TOKENS, bert_heads, task_classes
 from models.blocks.layer import layer_sizes
 from models.blocks.stack import stack
 from models.core.family import Input, Inputs, Shape
@@ -130,13 +120,7 @@ _OF_BERT = encoder_family(
         "base": _size(12, 768),  # the published checkpoints
         "large": _size(24, 1024),  # Dong et al. 2019, section 2.4
     },
-    heads=(
-        token_head("cls.predictions"),
-        pooler("bert.pooler.dense"),
-        task_head(CLASSIFIER, "classifier", reads=POOLER),
-        *WORD_HEADS,
-        pooled_choice(),
-    ),
+    heads=bert_heads("bert"),
     model_type="bert",
     decoder="cls.predictions",
     architectures={"BertForMaskedLM": (TOKENS,), **task_classes("Bert", POOLER, CLASSIFIER)},
