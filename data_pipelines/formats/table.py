@@ -12,19 +12,8 @@ from data_pipelines.formats.problems import UNREADABLE, Problems, printable
 from data_pipelines.formats.source import Format, Range, Source
 from data_pipelines.formats.values import Value, kept
 
-KINDS = (
-    "text",
-    "jsonl",
-    "parquet",
-    "arrow",
-    "wikiextractor",
-    "fasta",
-    "conll",
-    "parallel",
-    "dialogue",
-    "tfds",
-    "builtin",
-)
+KINDS = ("text", "jsonl", "parquet", "arrow", "wikiextractor", "fasta", "conll", "parallel", "dialogue")
+KINDS += ("tfds", "builtin")
 FORMATS: dict[str, Format] = {kind: import_module(f"data_pipelines.formats.{kind}").FORMAT for kind in KINDS}
 MOST_FILES = 1000  # in a unit of work
 
