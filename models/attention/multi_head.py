@@ -19,6 +19,7 @@ from models.blocks.dense import Affine, Weights, affine
 from models.blocks.layer import LayerSizes
 from models.blocks.norm import Norm
 from models.blocks.positions import gather_positions
+from models.core.inside import PROJECTED, SHARES, recorded
 from models.core.noise import dropout, site
 from models.core.parameters import Noise
 from models.core.program import PLAIN, Program
@@ -99,12 +100,6 @@ class MultiHeadAttention(nn.Module):
         y = residual + HEADS_APART.output(mixed, weights.output, dtype)
         return constrain(y if self.pre_norm else self.norm(y), "batch", None, None), new
 
-    def shares(self, x: Array, mask: Mask) -> Array:
-        """Return the attention probabilities for inspection, f32[batch, heads, queries, keys]."""
-        x = self.norm(x) if self.pre_norm else x
-        q, k, _ = HEADS_APART.operands(x, x, self._weights(x.shape[-1]), self.sizes.heads, self.program.compute)
-        return plain.shares(q, k, mask, visible(mask))
-
     def __call__(
         self,
         x: Array,
@@ -132,6 +127,12 @@ class MultiHeadAttention(nn.Module):
             mixing = self._mixing(x.shape[1], mask)
         operands = mixing.layout.operands(queries, keys, weights, sizes.heads, dtype)
         operands = operands if turns is None else mixing.layout.turn(operands, of_queries, turns)
+        if asked := recorded(self):
+            apart = HEADS_APART.operands(queries, keys, weights, sizes.heads, dtype)
+            apart = apart if turns is None else HEADS_APART.turn(apart, of_queries, turns)
+            self.sow(PROJECTED, "operands", apart)
+            if SHARES in asked:
+                self.sow(SHARES, "shares", plain.shares(*apart[:2], mask, visible(mask)))
         mixed = mixing.mix(*operands, seen, dropout_rate=sizes.attention_dropout, noise=site(noise, 1))
         if slots is not None:
             residual = gather_positions(residual, slots)

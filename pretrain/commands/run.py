@@ -47,4 +47,8 @@ def parse_run(arguments: Sequence[str]) -> tuple["Recipe", Options]:
             raise UserError(
                 f"{given}: the corpus sets the vocabulary; leave this out, and prepare the corpus with --vocab-size"
             )
-    return parse_recipe(arguments, Options, usage, "Train {}, or resume the run in --workdir.")
+    recipe, options = parse_recipe(arguments, Options, usage, "Train {}, or resume the run in --workdir.")
+    from pretrain.storage.run_directory import RunDirectory
+    from pretrain.training.teaching import with_sources
+
+    return with_sources(recipe, options.teacher, RunDirectory(options.workdir)), options

@@ -13,7 +13,7 @@ from data_pipelines.examples.layout import Feature
 from finetune import probing
 from finetune.__main__ import main
 from finetune.commands.attention import of_heads
-from finetune.inside import attention_shares, layer_states, unrolled
+from finetune.inside import attention_shares, layer_states, plain
 from finetune.probing import fit, predicted, standardised
 from finetune.rows import joined
 from models.families.registry import family_of
@@ -38,7 +38,7 @@ def test_states_and_attention_of_each_layer_are_transformers(config, tmp_path):
     with torch.no_grad():
         expected = theirs(**inputs, output_hidden_states=True, output_attentions=True)
     opened = SimpleNamespace(module=module, source="here")
-    model = unrolled(opened, {name: Feature((12,)) for name in ("tokens", "types", "segments")})
+    model = plain(opened, {name: Feature((12,)) for name in ("tokens", "types", "segments")})
     look = jax.jit(lambda params, batch: (layer_states(model, params, batch), attention_shares(model, params, batch)))
     states, shares = look(params, batch)
     real = batch["segments"] > 0

@@ -1,17 +1,14 @@
-"""A toy distillation: a teacher from another run stands beside the model, never trained, saved once."""
+"""Distillation: a teacher from another run stands beside the model, never trained, saved once."""
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 from data_pipelines.errors import UserError
-from models.blocks.heads import TOKENS
+from pretrain.objectives.distillation import Distillation
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
-from pretrain.objectives.objective import TEACHERS, Teacher, Term, inputs_of
-from pretrain.objectives.protocols import Encoder
-from pretrain.recipe import OBJECTIVES, check, from_json, to_json
+from pretrain.objectives.objective import TEACHERS, Teacher
+from pretrain.recipe import check, from_json, to_json
 from pretrain.schedules import Schedule
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
@@ -24,36 +21,6 @@ STUDENT = tiny.BERT
 TEACHER = dataclasses.replace(STUDENT, width=48)
 WIDE = boxes.BoxedConfig(width=24)
 PLAIN = MaskedLanguageModel(next_sentence=False)
-
-
-@dataclasses.dataclass(frozen=True)
-class Distillation(MaskedLanguageModel):
-    """Masked tokens, and what a teacher makes of them (Hinton et al. 2015) in place of their pair."""
-
-    next_sentence: bool = False
-    temperature: float = 2.0
-
-    teachers = {"teacher": (Encoder, TOKENS)}
-
-    def weights(self, batch):
-        return super().weights(batch) | {"soft": batch["prediction_weights"].sum()}
-
-    def coefficients(self, step):
-        return {"mlm": 1.0, "soft": 1.0}
-
-    def loss(self, model, params, batch, carry, moment):
-        terms, carry, counts = super().loss(model, params, batch, carry, moment)
-        inputs, slots = inputs_of(model, batch), batch["prediction_positions"]
-        variables, vocab = {"params": params}, model.config.vocab_size
-        hidden = model.apply(variables, inputs, moment.noise, slots, method="encode")
-        ours = model.apply(variables, TOKENS, hidden, method="apply_head")[:, :vocab]
-        teacher = moment.teachers["teacher"]
-        theirs = teacher.apply(TOKENS, teacher.apply(inputs, None, slots, method="encode"), method="apply_head")[
-            :, :vocab
-        ]
-        soft = jax.nn.softmax(theirs / self.temperature)
-        nats = -jnp.sum(soft * jax.nn.log_softmax(ours / self.temperature), axis=-1)
-        return terms | {"soft": Term(jnp.sum(nats * batch["prediction_weights"].reshape(-1)))}, carry, counts
 
 
 def recipe(source, teacher=TEACHER, **changes):
@@ -70,7 +37,6 @@ def of_boxes(source, teacher=WIDE, **changes):
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    monkeypatch.setitem(OBJECTIVES, "distillation", Distillation)
     boxes.register(monkeypatch)
 
 
@@ -92,8 +58,8 @@ def test_a_student_learns_from_a_run_and_goes_on_without_it_bit_for_bit(corpus_p
     restored = restore(RunDirectory(tmp_path / "twice"))
     assert tiny.equal(restored.frozen[TEACHERS]["teacher"], restore(RunDirectory(moved)).params)
     figures = read_metrics(RunDirectory(tmp_path / "twice"), "eval")[-1]
-    assert figures["loss"] == pytest.approx(figures["mlm_loss"] + figures["soft_loss"], rel=1e-5)
-    assert figures["soft_loss"] > 0
+    assert figures["loss"] == pytest.approx(figures["mlm_loss"] + figures["logits_kl_loss"], rel=1e-5)
+    assert figures["logits_kl_loss"] > 0
 
 
 def test_what_is_wrong_with_a_teacher_is_said_in_one_line(corpus_path, source, tmp_path):
