@@ -29,7 +29,7 @@ from pretrain.huggingface.config import check_fit
 from pretrain.json_values import KIND, brought_up_to_date, make, once, plain
 from pretrain.lora import Lora, with_products
 from pretrain.objectives.causal_language_model import CausalLanguageModel
-from pretrain.objectives.distillation import Distillation
+from pretrain.objectives.distillation import CausalDistillation, Distillation
 from pretrain.objectives.masked_language_model import MaskedLanguageModel, MaskedWithGlobals
 from pretrain.objectives.masked_units import MaskedUnits
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
@@ -44,6 +44,7 @@ from pretrain.schedules import Numbers, Schedule, learning_rate, numbers
 
 OBJECTIVES = {
     "causal-language-model": CausalLanguageModel,
+    "causal-distillation": CausalDistillation,
     "distillation": Distillation,
     "masked-language-model": MaskedLanguageModel,
     "masked-units": MaskedUnits,

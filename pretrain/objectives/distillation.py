@@ -5,9 +5,10 @@ DistilBERT (Sanh et al. 2019, arXiv:1910.01108), TinyBERT, MiniLM and other stud
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from jax import Array
@@ -17,21 +18,28 @@ from models.attention.patterns.pattern import DENSE
 from models.blocks.heads import TOKENS
 from models.blocks.positions import gather_positions
 from models.core.inside import HIDDEN, PROJECTED, of_layers
+from models.core.ranges import NOT_NEGATIVE, check_ranges
 from models.families.registry import family_of
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.matching import LOGITS, Match, Side, Tokens, denominator, total
-from pretrain.objectives.objective import Bound, Term, inputs_of
-from pretrain.objectives.protocols import Encoder
+from pretrain.objectives.next_token_prediction import NextTokenPrediction, softmax_terms
+from pretrain.objectives.objective import Batch, Bound, Moment, Objective, Term, inputs_of
+from pretrain.objectives.protocols import CausalDecoder, Encoder
 
 PROJECTIONS = "projections"  # path of the matrices from the student's width to its teachers'
 MEAN, DRAWN = "mean", "drawn"
 
 
 @dataclasses.dataclass(frozen=True)
-class Distillation(MaskedLanguageModel):
-    """Masked tokens, as far as `own` says, and what the teachers make of the same rows."""
+class Taught(Objective):
+    """Base of objectives that add what teachers make of the same rows to the loss of the class beside it.
 
-    next_sentence: bool = False
+    read: what a teacher needs so that its hidden states are compared, and more for its logits.
+    """
+
+    reads: ClassVar[tuple[type | str, ...]]
+    reads_logits: ClassVar[tuple[type | str, ...]] = ()
+
     losses: tuple[Match, ...] = (Match(),)  # between the student and its teachers
     own: float = 1.0  # factor of the student's own loss
     taught_by: tuple[str, ...] = ("teacher",)  # names of teachers of the recipe
@@ -46,24 +54,21 @@ class Distillation(MaskedLanguageModel):
             raise ValueError(f"objective.taught_by={[*self.taught_by]}: must be one or more names, each once")
         if self.several not in (MEAN, DRAWN):
             raise ValueError(f"objective.several={self.several!r}: use {MEAN} or {DRAWN}")
-        if self.own < 0:
-            raise ValueError(
-                f"objective.own={self.own}: must not be negative; use 0 to leave out the student's own loss"
-            )
+        check_ranges(self, {"own": NOT_NEGATIVE}, "objective.")
 
     @property
-    def teachers(self):
-        asks = (Encoder, TOKENS) if self._soft else (Encoder,)
-        return MappingProxyType(dict.fromkeys(self.taught_by, asks))
-
-    @property
-    def _soft(self) -> bool:
+    def soft(self) -> bool:
+        """Whether a loss compares logits."""
         return any(match.of == LOGITS for match in self.losses)
 
     @property
-    def _asked(self) -> list[str]:
+    def recorded(self) -> list[str]:
         """What the models must record."""
         return sorted({match.collection for match in self.losses} - {None})
+
+    @property
+    def teachers(self):
+        return MappingProxyType(dict.fromkeys(self.taught_by, self.reads + self.reads_logits * self.soft))
 
     def projections(self, model_config, teachers):
         made = {}
@@ -71,58 +76,100 @@ class Distillation(MaskedLanguageModel):
             for match in self.losses:
                 _check(match, model_config, teachers[name])
                 widths = model_config.width, teachers[name].width
-                if match.projects and len({*widths}) > 1:
+                if match.projects and widths[0] != widths[1]:
                     made[f"{PROJECTIONS}/{name}/{match.of}"] = widths
         return made
 
     def weights(self, batch):
-        tokens = _tokens(batch)
+        tokens = self.tokens(batch)
         return super().weights(batch) | {match.name: denominator(match, tokens) for match in self.losses}
 
     def coefficients(self, step):
         ours = {term: self.own * factor for term, factor in super().coefficients(step).items()}
         return ours | {match.name: match.weight_at(step) for match in self.losses}
 
-    def loss(self, model, params, batch, carry, moment):
-        apply = partial(model.apply, {"params": params})
-        hidden, ours = self._side(apply, inputs_of(model, batch), moment.noise, batch)
-        terms, logits = self.terms(apply, hidden, batch)
-        ours, tokens = ours._replace(logits=logits), _tokens(batch)
-        matrices = params.get(PROJECTIONS, {})
+    def tokens(self, batch: Batch) -> Tokens:
+        """Return what tokens the losses count."""
+        raise NotImplementedError
 
-        def taught(teacher: Bound) -> list[Array]:
-            hidden, theirs = self._side(teacher.apply, inputs_of(teacher.module, batch), None, batch)
-            if self._soft:
-                masked = hidden[:, int(self.label is not None) :]
-                theirs = theirs._replace(logits=teacher.apply(TOKENS, masked, method="apply_head"))
-            matrix = lambda match: matrices.get(teacher.name, {}).get(match.of) if match.projects else None
-            temperatures = [match.temperature_at(moment.step) for match in self.losses]
+    def taught(
+        self, params, batch: Batch, moment: Moment, ours: Side, side_of: Callable[[Bound], Side]
+    ) -> dict[str, Term]:
+        """Return the terms of all losses.   side_of: computes a teacher's side."""
+        matrices, tokens = params.get(PROJECTIONS, {}), self.tokens(batch)
+
+        def sums(teacher: Bound) -> list[Array]:
+            theirs, found = side_of(teacher), matrices.get(teacher.name, {})
             return [
-                total(match, ours, theirs, tokens, temperature, matrix(match))
-                for match, temperature in zip(self.losses, temperatures, strict=True)
+                total(match, ours, theirs, tokens, match.temperature_at(moment.step), found.get(match.of))
+                for match in self.losses
             ]
 
         teachers = [moment.teachers[name] for name in self.taught_by]
         if self.several == DRAWN and moment.train:
             drawn = jax.random.randint(jax.random.fold_in(jax.random.key(0), moment.step), (), 0, len(teachers))
-            sums = jax.lax.switch(drawn, [partial(taught, teacher) for teacher in teachers])
+            found = jax.lax.switch(drawn, [partial(sums, teacher) for teacher in teachers])
         else:
-            sums = jax.tree.map(lambda *parts: sum(parts) / len(parts), *map(taught, teachers))
-        terms |= {match.name: Term(found) for match, found in zip(self.losses, sums, strict=True)}
+            found = jax.tree.map(lambda *parts: sum(parts) / len(parts), *map(sums, teachers))
+        return {match.name: Term(of_match) for match, of_match in zip(self.losses, found, strict=True)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Distillation(Taught, MaskedLanguageModel):
+    """A masked language model and its teachers, whose logits are those of the masked tokens."""
+
+    reads, reads_logits = (Encoder,), (TOKENS,)
+    next_sentence: bool = False
+
+    def tokens(self, batch):
+        return Tokens(batch["segments"], batch["prediction_weights"].reshape(-1), causal=False)
+
+    def loss(self, model, params, batch, carry, moment):
+        apply = partial(model.apply, {"params": params})
+        hidden, ours = self._read(apply, inputs_of(model, batch), moment.noise, batch)
+        terms, logits = self.terms(apply, hidden, batch)
+
+        def side_of(teacher: Bound) -> Side:
+            hidden, theirs = self._read(teacher.apply, inputs_of(teacher.module, batch), None, batch)
+            if not self.soft:
+                return theirs
+            masked = hidden[:, int(self.label is not None) :]
+            return theirs._replace(logits=teacher.apply(TOKENS, masked, method="apply_head"))
+
+        terms |= self.taught(params, batch, moment, ours._replace(logits=logits), side_of)
         return terms, carry, {} if moment.train else self.counts(logits, batch)
 
-    def _side(self, apply, inputs, noise, batch) -> tuple[Array, Side]:
-        """Run a model -> (hidden at `slots`, what it recorded). Where losses compare what is inside, all positions are
-        computed, else only the slots."""
-        slots, asked = self.slots(batch), self._asked
-        if not asked:
-            return apply(inputs, noise, slots, method="encode"), Side(None, None, None)
-        hidden, found = apply(inputs, noise, method="encode", mutable=asked)
-        return gather_positions(hidden, slots), Side(None, of_layers(found, HIDDEN), of_layers(found, PROJECTED))
+    def _read(self, apply: Callable, inputs, noise, batch) -> tuple[Array, Side]:
+        """Run a model -> (hidden at `slots`, what it recorded). Without recording, only the slots are computed."""
+        if not self.recorded:
+            return apply(inputs, noise, self.slots(batch), method="encode"), Side()
+        hidden, side = _recorded(apply, inputs, noise, "encode", self.recorded)
+        return gather_positions(hidden, self.slots(batch)), side
 
 
-def _tokens(batch) -> Tokens:
-    return Tokens(batch["segments"], batch["prediction_weights"].reshape(-1), causal=False)
+@dataclasses.dataclass(frozen=True)
+class CausalDistillation(Taught, NextTokenPrediction):
+    """A decoder and its teachers, whose logits are those of all next tokens."""
+
+    reads, reads_logits = (CausalDecoder,), ()
+
+    def tokens(self, batch):
+        return Tokens(batch["segments"], batch["weights"], causal=True)
+
+    def loss(self, model, params, batch, carry, moment):
+        def read(apply: Callable, module, noise) -> Side:
+            hidden, side = _recorded(apply, inputs_of(module, batch), noise, "decode", self.recorded)
+            return side._replace(factors=apply(hidden, method="softmax"))
+
+        ours = read(partial(model.apply, {"params": params}), model, moment.noise)
+        terms = softmax_terms(ours.factors, batch, self.predictions, self.z_loss)
+        side_of = lambda teacher: read(teacher.apply, teacher.module, None)
+        return terms | self.taught(params, batch, moment, ours, side_of), carry, {}
+
+
+def _recorded(apply: Callable, inputs, noise, method: str, asked: list[str]) -> tuple[Array, Side]:
+    hidden, found = apply(inputs, noise, method=method, mutable=asked)
+    return hidden, Side(of_layers(found, HIDDEN), of_layers(found, PROJECTED))
 
 
 def _check(match: Match, student: Any, teacher: Any) -> None:
@@ -139,14 +186,14 @@ def _check(match: Match, student: Any, teacher: Any) -> None:
         pattern = getattr(config, "pattern", None)
         if family_of(config).attention != "self" or pattern is not None and pattern.name != DENSE:
             raise UserError(
-                f"{setting}: {type(config).__name__} has another attention than scaled products of all tokens; leave this "
-                "loss out, or use another model"
+                f"{setting}: {type(config).__name__} attends otherwise than by scaled products of all tokens; leave "
+                "this loss out, or use another model"
             )
     wanted = match.relation_heads
     heads = {config.width % wanted if wanted else config.heads for config in (student, teacher)}
     if heads != {0} and (wanted or len(heads) > 1):
+        what = f"relation_heads={wanted} must divide" if wanted else "needs as many heads in both:"
         raise UserError(
-            f"{setting}: "
-            + (f"relation_heads={wanted} does not divide the widths" if wanted else "the models differ in heads")
-            + f" (model.width={student.width} and {teacher.width}, heads={student.heads} and {teacher.heads}); change them"
+            f"{setting}: {what} model.width={student.width} and {teacher.width}, heads={student.heads} and "
+            f"{teacher.heads}; change one of them"
         )

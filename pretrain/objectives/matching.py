@@ -8,6 +8,7 @@ Neuron selectivity: Huang & Wang 2017 (arXiv:1707.01219), section 4.1, with the 
 """
 
 import dataclasses
+import itertools
 import re
 from functools import partial
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from models.blocks.products import table_scores
 from models.core.inside import HIDDEN, PROJECTED
 from models.core.ranges import COUNT_OR_NONE, NOT_NEGATIVE, POSITIVE, check_ranges
 
@@ -30,7 +32,8 @@ MEASURES = {
     ATTENTION: (KL, CROSS_ENTROPY, MSE),
     **dict.fromkeys(RELATIONS, (KL,)),
 }
-EVERY, FIRST, LAST, TOP = "skip", "first", "last", "top"
+BLOCK = 64  # positions of a decoder whose logits are in memory at a time
+NAMED = EVERY, FIRST, LAST, TOP = "skip", "first", "last", "top"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,23 +57,15 @@ class Match:
         if self.by not in MEASURES.get(self.of, ()):
             known = "; ".join(f"{of} by {', '.join(measures)}" for of, measures in MEASURES.items())
             raise ValueError(f"losses: there is no {self.of!r} by {self.by!r}; use {known}")
-        ranges = {"weight": NOT_NEGATIVE, "temperature": POSITIVE, "steps": COUNT_OR_NONE}
+        ranges = dict.fromkeys(("steps", "relation_heads"), COUNT_OR_NONE)
+        ranges |= {"weight": NOT_NEGATIVE, "temperature": POSITIVE}
         ends = {"weight_end": NOT_NEGATIVE, "temperature_end": POSITIVE}
-        check_ranges(self, ranges | {"relation_heads": COUNT_OR_NONE}, "losses.")
-        check_ranges(
-            self, {name: allowed for name, allowed in ends.items() if getattr(self, name) is not None}, "losses."
-        )
-        changes = {self.weight_end, self.temperature_end} != {None}
-        if changes != bool(self.steps):
-            raise ValueError(
-                f"losses: {self.name} needs both an end of its weight or temperature and steps, or neither"
-            )
-        if self.of == LOGITS or self.of == EMBEDDINGS or self.layers in (EVERY, FIRST, LAST, TOP):
-            return
-        if not re.fullmatch(r"\d+:\d+( \d+:\d+)*", self.layers):
-            raise ValueError(
-                f"losses.layers={self.layers!r}: use {EVERY}, {FIRST}, {LAST}, {TOP}, or pairs like '1:3 2:6'"
-            )
+        given = {name: allowed for name, allowed in ends.items() if getattr(self, name) is not None}
+        check_ranges(self, ranges | given, "losses.")
+        if bool(given) != bool(self.steps):
+            raise ValueError(f"losses: {self.name} needs steps with the end of its weight or temperature, or neither")
+        if self.layers not in NAMED and not re.fullmatch(r"\d+:\d+( \d+:\d+)*", self.layers):
+            raise ValueError(f"losses.layers={self.layers!r}: use {', '.join(NAMED)}, or pairs like '1:3 2:6'")
 
     @property
     def name(self) -> str:
@@ -96,8 +91,8 @@ class Match:
         return _moved(self.temperature, self.temperature_end, step, self.steps)
 
     def pairs(self, student: int, teacher: int) -> list[tuple[int, int]]:
-        """Return (the student's layer, the teacher's), from 1 on, for numbers of layers. ValueError if one of them lacks
-        a layer, or if layers are skipped unevenly."""
+        """Return (the student's layer, the teacher's), from 1 on, for numbers of layers. ValueError if one of them
+        lacks a layer, or if layers are skipped unevenly."""
         if self.layers == TOP:
             return [(student, teacher)]
         if ":" not in self.layers:
@@ -106,14 +101,14 @@ class Match:
         for one, other in found:
             if not (1 <= one <= student and 1 <= other <= teacher):
                 raise ValueError(
-                    f"layers={self.layers}: pairs layer {one} with {other}, but the student has {student} and the teacher "
-                    f"{teacher}; give other pairs"
+                    f"layers={self.layers}: pairs layer {one} with {other}, but the student has {student} and the "
+                    f"teacher {teacher}; give other pairs"
                 )
         return found
 
 
 def teacher_layers(which: str, student: int, teacher: int) -> list[int]:
-    """Return the teacher's layer, from 1 on, for each of the student's.   which: skip, first, last, or their numbers."""
+    """Return the teacher's layer, from 1 on, for each of the student's.   which: skip, first, last, or numbers."""
     if which == EVERY:
         if teacher % student:
             raise ValueError(f"{EVERY}: {teacher} layers are not a multiple of {student}; give their numbers")
@@ -137,17 +132,19 @@ def _moved(first: float, end: float | None, step: Array | int, steps: int) -> Ar
 class Side(NamedTuple):
     """What a loss compares of a model.
 
-    logits: f32[n, vocab], -inf in padding; None if no loss reads them.   hidden, projected: as models record them.
+    hidden, projected: as models record them.   logits: f32[n, vocab], -inf in padding; None if no loss reads them, or
+    if `factors` give them (`CausalDecoder.softmax`), which are multiplied a block of positions at a time.
     """
 
-    logits: Array | None
-    hidden: Array | None
-    projected: tuple[Array, Array, Array] | None
+    hidden: Array | None = None
+    projected: tuple[Array, Array, Array] | None = None
+    logits: Array | None = None
+    factors: tuple[Array, Array, Array] | None = None
 
 
 class Tokens(NamedTuple):
-    """What tokens losses count.   segments: i32[rows, length], 0 in padding.   weights: f32[n], of the logits.
-    causal: whether a token attends to no later one."""
+    """What tokens losses count.   segments: i32[rows, length], 0 in padding.   weights: f32 of the logits, [n] or for
+    factors [rows, length].   causal: whether a token attends to no later one."""
 
     segments: Array
     weights: Array
@@ -180,6 +177,8 @@ def denominator(match: Match, tokens: Tokens) -> Array:
 def total(match: Match, ours: Side, theirs: Side, tokens: Tokens, temperature, projection: Array | None) -> Array:
     """Return the sum of a loss f32[], over all pairs of layers.   projection: [the student's width, the teacher's], or
     None for equal widths."""
+    if match.of == LOGITS and ours.factors is not None:
+        return _of_factors(ours.factors, theirs.factors, match.by, temperature, tokens.weights)
     if match.of == LOGITS:
         return jnp.sum(soft(ours.logits, theirs.logits, match.by, temperature) * tokens.weights)
     depths = [len(side.hidden) - 1 if match.collection == HIDDEN else len(side.projected[0]) for side in (ours, theirs)]
@@ -188,13 +187,12 @@ def total(match: Match, ours: Side, theirs: Side, tokens: Tokens, temperature, p
         compare = jax.checkpoint(partial(_of_attention, match, temperature=temperature))
         select = lambda side, layer: [array[layer - 1] for array in side.projected]
         return sum(compare(select(ours, i), select(theirs, j), tokens.seen) for i, j in pairs)
-    project = (lambda x: x.astype(jnp.float32)) if projection is None else partial(_projected, projection)
+    matrix = projection if match.projects else None
+    project = (lambda x: x.astype(jnp.float32)) if matrix is None else partial(_projected, matrix)
     layers = [(project(ours.hidden[i]), theirs.hidden[j].astype(jnp.float32)) for i, j in pairs]
     if match.by == FLOW:
         start = project(ours.hidden[0]), theirs.hidden[0].astype(jnp.float32)
-        return sum(
-            _of_flow(before, after, tokens.real) for before, after in zip([start, *layers], layers, strict=False)
-        )
+        return sum(_of_flow(*pair, tokens.real) for pair in itertools.pairwise([start, *layers]))
     compare = {MSE: _of_squares, COSINE: _of_cosines, NEURONS: _of_neurons}[match.by]
     return sum(compare(*pair, tokens.real) for pair in layers)
 
@@ -216,6 +214,24 @@ def soft(ours: Array, theirs: Array, by: str, temperature: Array | float, seen: 
     return jnp.sum(p * ((log_p if by == KL else 0.0) - log_q), axis=-1) * temperature**2
 
 
+def _of_factors(ours: tuple, theirs: tuple, by: str, temperature, weights: Array) -> Array:
+    """Sum `soft` over the positions f32[rows, length] of two decoders, a block of them at a time."""
+
+    def cut(x: Array) -> Array:  # [blocks, rows, BLOCK, ...]
+        x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % BLOCK)] + [(0, 0)] * (x.ndim - 2))
+        return x.reshape(x.shape[0], -1, BLOCK, *x.shape[2:]).swapaxes(0, 1)
+
+    @jax.checkpoint
+    def of_block(parts: tuple[Array, Array, Array]) -> Array:
+        logits = [
+            table_scores(hidden.reshape(-1, hidden.shape[-1]), table, bias)
+            for hidden, (_, table, bias) in zip(parts, (ours, theirs), strict=False)
+        ]
+        return jnp.sum(soft(*logits, by, temperature) * parts[2].reshape(-1))
+
+    return jax.lax.map(of_block, (cut(ours[0]), cut(theirs[0]), cut(weights))).sum()
+
+
 def _of_squares(ours: Array, theirs: Array, real: Array) -> Array:
     return jnp.sum(jnp.square(ours - theirs).mean(-1) * real)
 
@@ -233,7 +249,7 @@ def _of_flow(before: tuple[Array, Array], after: tuple[Array, Array], real: Arra
 
 
 def _of_neurons(ours: Array, theirs: Array, real: Array) -> Array:
-    """Compare which tokens of a row activate the neurons, each scaled to a norm of 1, by MMD with the kernel (x y)^2."""
+    """Compare which tokens of a row activate the neurons, each scaled to norm 1, by MMD with the kernel (x y)^2."""
 
     def gram(hidden: Array) -> Array:
         neurons = hidden * real[..., None]

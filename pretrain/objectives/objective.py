@@ -175,8 +175,8 @@ class Objective(abc.ABC):
         return make_examples(self.rows(phase), corpus, split, phase.batch_size, seed)
 
     def projections(self, model_config, teachers: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-        """Return path -> (rows, columns) of matrices beside the model's that the loss needs.   teachers: name -> config.
-        UserError if a teacher does not fit the model."""
+        """Return path -> (rows, columns) of matrices beside the model that the loss needs; UserError if a teacher does
+        not fit the model.   teachers: name -> config."""
         return {}
 
     def memory(self, model_config, train: bool) -> int:

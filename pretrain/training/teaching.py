@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -32,9 +33,7 @@ def with_sources(recipe: Recipe, given: str | None, workdir: RunDirectory) -> Re
             raise UserError(f"--teacher: {recipe.name} needs one; give a Hugging Face folder or the workdir of a run")
         return recipe if not lacking else dataclasses.replace(recipe, teachers=workdir.read_recipe().teachers)
     if not names:
-        raise UserError(
-            f"--teacher {given}: {recipe.name} has no teacher; leave it out, or choose distilbert-base, ..."
-        )
+        raise UserError(f"--teacher {given}: {recipe.name} has no teacher; leave it out, or use distilbert-base")
     listed = dict(part.split("=", 1) for part in given.split(",")) if "=" in given else {names[0]: given}
     if sorted(listed) != sorted(names):
         raise UserError(f"--teacher {given}: the recipe's teachers are {', '.join(names)}; write NAME=PATH,NAME=PATH")
@@ -43,15 +42,13 @@ def with_sources(recipe: Recipe, given: str | None, workdir: RunDirectory) -> Re
         teachers = [before.get(teacher.name, teacher) for teacher in recipe.teachers]
     else:
         teachers = [
-            dataclasses.replace(
-                teacher, source=listed[teacher.name], model=_config(listed[teacher.name], teacher.model)
-            )
+            dataclasses.replace(teacher, source=listed[teacher.name], model=_config(listed[teacher.name]))
             for teacher in recipe.teachers
         ]
     return dataclasses.replace(recipe, teachers=tuple(teachers))
 
 
-def _config(source: str, expected) -> object:
+def _config(source: str) -> Any:
     directory = RunDirectory(place(source))
     if is_file(directory.recipe):
         return directory.read_recipe().model

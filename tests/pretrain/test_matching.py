@@ -34,7 +34,7 @@ def side(rng, depth, width):
     logits = draw(ROWS * SLOTS, VOCAB)
     logits[:, -2:] = -np.inf  # padding of the vocabulary
     projected = tuple(draw(depth, ROWS, LENGTH, HEADS, width // HEADS) for _ in range(3))
-    return Side(logits, draw(depth + 1, ROWS, LENGTH, width), projected)
+    return Side(draw(depth + 1, ROWS, LENGTH, width), projected, logits)
 
 
 def expected(match, ours, theirs, projection):
@@ -77,7 +77,7 @@ def of_states(by, student, teacher, before, pair):
     for row in range(ROWS):
         cut = lambda x, row=row: x[row][real[row]]
         if by == "flow":
-            flow = lambda first, then: cut(first).T @ cut(then) / len(cut(then))
+            flow = lambda first, then, cut=cut: cut(first).T @ cut(then) / len(cut(then))
             losses.append(functional.mse_loss(flow(student[before[0]], a), flow(teacher[before[1]], b)))
         else:  # the definition of MMD, with the kernel of two neurons' activations
             ours, theirs = (functional.normalize(cut(x), dim=0).T for x in (a, b))
@@ -116,8 +116,7 @@ def test_a_loss_and_its_gradient_are_torchs(match):
     tokens = Tokens(jnp.asarray(SEGMENTS), jnp.asarray(WEIGHTS), causal=False)
 
     def mean(ours, projection):
-        of_match = projection if match.projects else None
-        return total(match, ours, theirs, tokens, match.temperature, of_match) / denominator(match, tokens)
+        return total(match, ours, theirs, tokens, match.temperature, projection) / denominator(match, tokens)
 
     found, gradients = jax.jit(jax.value_and_grad(mean, argnums=(0, 1)))(ours, projection)
     leaves = jax.tree.map(lambda x: torch.tensor(x, requires_grad=True), (ours, projection))
