@@ -85,7 +85,8 @@ class Taught(Objective):
         return super().weights(batch) | {match.name: denominator(match, tokens) for match in self.losses}
 
     def coefficients(self, step):
-        ours = {term: self.own * factor for term, factor in super().coefficients(step).items()}
+        # Without the own loss, a head that no other loss reads keeps its weights, also under weight decay.
+        ours = {term: self.own * factor for term, factor in super().coefficients(step).items() if self.own}
         return ours | {match.name: match.weight_at(step) for match in self.losses}
 
     def tokens(self, batch: Batch) -> Tokens:

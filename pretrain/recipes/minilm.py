@@ -1,9 +1,9 @@
 """MiniLM: a small BERT of any width and depth learns the attention of its teacher's last layer.
 
-Wang et al. 2020 (arXiv:2002.10957), sections 3 and 4.1: attention probabilities and relations of values, by KL, of
-the last layer alone (equations 5 to 8). Batch 1,024, 400,000 steps, rate 5e-4, 4,000 steps of warm-up, linear decay, rows of
-512 tokens; the teacher is BERT-base. Expect on dev sets with 6 layers of width 768: MNLI 84.0, SST-2 92.0, SQuAD 2.0
-76.4 (F1).
+Wang et al. 2020 (arXiv:2002.10957), sections 3 and 4.1: attention probabilities and relations of values, by KL, of the
+last layer alone (equations 5 to 8). Batch 1,024, 400,000 steps, rate 5e-4, 4,000 steps of warm-up, linear decay, rows
+of 512 tokens; the teacher is BERT-base. Expect on dev sets with 6 layers of width 768: MNLI 84.0, SST-2 92.0, SQuAD
+2.0 76.4 (F1).
 
     python -m pretrain run minilm-6-384 --teacher BERT --corpus CORPUS --workdir RUN
 """
