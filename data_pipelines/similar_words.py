@@ -5,10 +5,12 @@ their length.
 A corpus has them as three tables: hashes of its words' tokens, sizes, and the tokens of what may stand for them.
 """
 
+import hashlib
 import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -83,22 +85,34 @@ class Alike(NamedTuple):
     vectors: np.ndarray | None
 
 
+@contextmanager
+def _opened(path: str) -> Iterator[BinaryIO]:
+    try:
+        with cloud.place(path).open("rb") as file:
+            yield file
+    except OSError as error:
+        said = f"cannot be read ({error.strerror or error}); give a list of synonyms or vectors"
+        raise UserError(f"--similar-words {printable(path)}: {said}") from error
+
+
+def digest(path: str) -> str:
+    """Return the sha256 of a file. Raises UserError if it cannot be read."""
+    with _opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def read(path: str) -> Alike:
     """Read a list of synonyms (a line for each group, words divided by white space, behind Cilin's code or not) or word
     vectors in word2vec's format, text or binary. Raises UserError for another file."""
     option = f"--similar-words {printable(path)}"
-    try:
-        with cloud.place(path).open("rb") as file:
-            head = file.readline()
-            if HEAD.fullmatch(head):
-                return _vectors(option, file, *map(int, head.split()))
-            if GLOVE.fullmatch(head):
-                cure = "put a line before it, as word2vec has: how many vectors there are, and of how many numbers"
-                raise UserError(f"{option}: its first line is a vector; {cure}")
-            data = head + file.read()
-    except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"{option}: cannot be read ({reason}); give a list of synonyms or vectors") from error
+    with _opened(path) as file:
+        head = file.readline()
+        if HEAD.fullmatch(head):
+            return _vectors(option, file, *map(int, head.split()))
+        if GLOVE.fullmatch(head):
+            cure = "put a line before it, as word2vec has: how many vectors there are, and of how many numbers"
+            raise UserError(f"{option}: its first line is a vector; {cure}")
+        data = head + file.read()
     try:
         lines = data.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -157,25 +171,35 @@ def _binary(data: bytes, size: int) -> Iterator[tuple[str, np.ndarray]]:
         yield word, np.frombuffer(data[space + 1 : at], "<f4", size)
 
 
-def made(path: str, encoder: Encoder, unknown: int | None) -> dict[str, np.ndarray]:
-    """Return the tables of a file's similar words with a corpus's tokens. Raises UserError if no two of them can stand
-    for each other.   unknown: the token that words must not have."""
+def usable(path: str, encoder: Encoder, unknown: int | None) -> tuple[list[list[int]], list, np.ndarray | None]:
+    """Return groups of the words of a file that may stand for each other, by their numbers, all words' tokens, and
+    their vectors. Raises UserError if no two words of a group have the same number of tokens.   unknown: the token that
+    words must not have."""
     alike = read(path)
     space = " " if encoder.runs is BYTES else ""  # the space before a word is part of its first token
     tokens = encoder.tokens([space + word for word in alike.words])
-    usable = [0 < len(of) <= LONGEST and unknown not in of for of in tokens]
+    kept = [0 < len(of) <= LONGEST and unknown not in of for of in tokens]
     first: dict[tuple, int] = {}  # words that have the same tokens are one
     number = [first.setdefault((*of.tolist(),), at) for at, of in enumerate(tokens)]
     if alike.vectors is None:
-        similar = _of_groups([[number[at] for at in group if usable[at]] for group in alike.groups], tokens)
+        groups = [[number[at] for at in group if kept[at]] for group in alike.groups]
     else:
-        kept = [at for at in first.values() if usable[at] and alike.vectors[at].any()]  # zero has no direction
-        similar = _nearest(kept, alike.vectors, np.array([len(tokens[at]) for at in kept]))
-    if not similar:
+        groups = [[at for at in first.values() if kept[at] and alike.vectors[at].any()]]  # zero has no direction
+    if all(len({len(tokens[at]) for at in group}) == len({*group}) for group in groups):
         raise UserError(
             f"--similar-words {printable(path)}: no two of its {len(alike.words):,} words have the same number of "
             "tokens of this tokenizer; give words of the corpus's language"
         )
+    return groups, tokens, alike.vectors
+
+
+def made(path: str, encoder: Encoder, unknown: int | None) -> dict[str, np.ndarray]:
+    """Return the tables of a file's similar words with a corpus's tokens. Raises UserError as `usable` does."""
+    groups, tokens, vectors = usable(path, encoder, unknown)
+    if vectors is None:
+        similar = _of_groups(groups, tokens)
+    else:
+        similar = _nearest(groups[0], vectors, np.array([len(tokens[at]) for at in groups[0]]))
     words = list(similar)
     length, number = (np.array([len(each[at]) for at in words]) for each in (tokens, similar))
     flat = np.concatenate([tokens[at] for at in words]).astype(np.int32)
