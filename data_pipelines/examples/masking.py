@@ -293,15 +293,16 @@ def choose(keys: np.ndarray, stream: int, maskable: np.ndarray, wanted: np.ndarr
 def _choose_units(keys, maskable, starts, wanted, slots):
     """Like `choose`, but ascending, and take units in random order, each if it fits in what is left of `wanted`."""
     batch, length = maskable.shape
-    firsts = np.arange(0, batch * length, length)
-    begin, special = np.flatnonzero(starts), ~maskable.ravel()
-    before = np.searchsorted(begin, firsts)  # of each row
-    padding = np.searchsorted(begin, firsts + length - np.argmax(maskable[:, ::-1], axis=1))
-    end = np.append(begin[1:], maskable.size)
+    last = length - np.argmax(maskable[:, ::-1], axis=1)  # after which there is no text
+    real, special = np.arange(length, dtype=np.int32) < last.astype(np.int32)[:, None], ~maskable.ravel()
+    begin = np.flatnonzero(starts & real)
+    ends = np.searchsorted(begin, np.arange(batch + 1) * length)
+    before, count = ends[:-1], np.diff(ends).astype(np.int32)  # units before each row, and in it
+    end = np.append(begin[1:], 0)
+    end[ends[1:] - 1] = np.arange(0, batch * length, length) + last
     end -= special.take(end - 1)  # which ends a run
     begin += special.take(begin)  # which begins the rest of a word that it cuts in two
     size = np.maximum(end - begin, 0).astype(np.int32)
-    count = (padding - before).astype(np.int32)
     number = np.arange(count.max(initial=0), dtype=np.int32)
     order = _shuffled(keys, noise.counters(TOKENS, len(number) + 1)[1:], number < count[:, None], length)
     rows, left, taken = np.arange(batch), wanted.astype(np.int32), []
