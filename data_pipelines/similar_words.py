@@ -5,16 +5,19 @@ their length.
 A corpus has them as three tables: hashes of its words' tokens, sizes, and the tokens of what may stand for them.
 """
 
+import hashlib
 import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from data_pipelines import cloud, noise
 from data_pipelines.errors import UserError
+from data_pipelines.examples.chunks import ranks
 from data_pipelines.formats.problems import printable
 from data_pipelines.text.encoding import BYTES, Encoder
 
@@ -29,13 +32,18 @@ GLOVE = re.compile(rb"\S+( -?\d*\.\d+(e-?\d+)?){2,}\s*")  # a line of vectors th
 FACTOR = 0x9E3779B97F4A7C15  # of the hash, a polynomial modulo 2**64
 
 
-class SimilarWords(NamedTuple):
+class SimilarWords:
     """words: uint64 [words], hashes of their tokens, ascending.   sizes: int32 [words, 3]: a word's tokens, the number
     of its similar words, and where the tokens of these begin in choices (int32, flat)."""
 
-    words: np.ndarray
-    sizes: np.ndarray
-    choices: np.ndarray
+    def __init__(self, words: np.ndarray, sizes: np.ndarray, choices: np.ndarray):
+        # With a word of no tokens at the end, so that a search ends there
+        self.words, self.sizes = np.append(words, np.uint64(2**64 - 1)), np.pad(sizes, ((0, 1), (0, 0)))
+        self.choices = choices
+        bits = len(words).bit_length() + 1
+        self.shift = np.uint64(64 - bits)
+        number = np.bincount((words >> self.shift).astype(np.int64), minlength=2**bits)
+        self.first = np.cumsum(number) - number  # of the hashes that begin with so many bits: where they are in words
 
     def of(self, tokens: np.ndarray, starts: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Choose a similar word for each word.
@@ -45,24 +53,28 @@ class SimilarWords(NamedTuple):
         own tokens stay).
         """
         sizes = np.diff(starts, append=len(tokens))
-        hashes = hashed(tokens, starts)
-        order, at = np.argsort(hashes), np.empty(len(hashes), np.int64)
-        at[order] = np.searchsorted(self.words, hashes[order])  # in order, which takes less than half the time
-        np.minimum(at, len(self.words) - 1, out=at)
-        length, number, begin = self.sizes[at].T
-        found = (self.words[at] == hashes) & (length == sizes)
-        begin = begin + noise.below(draws, number) * length
-        places = np.repeat(begin - starts, sizes) + np.arange(len(tokens))
-        known = np.repeat(found, sizes)
-        return np.where(known, self.choices[np.where(known, places, 0)], tokens), known
+        hashes = hashed(tokens, starts, sizes)
+        at = self.first[hashes >> self.shift]
+        behind = np.flatnonzero(self.words[at] < hashes)
+        while len(behind):
+            at[behind] += 1
+            behind = behind[self.words[at[behind]] < hashes[behind]]
+        found = np.flatnonzero(self.words[at] == hashes)
+        length, number, begin = self.sizes.take(at[found], axis=0).T
+        begin = begin + noise.below(draws[found], number) * length
+        right = length == sizes[found]
+        word, rank = ranks(length[right])
+        places = starts[found[right]][word] + rank
+        similar, known = tokens.copy(), np.zeros(len(tokens), bool)
+        similar[places], known[places] = self.choices[begin[right][word] + rank], True
+        return similar, known
 
 
-def hashed(tokens: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Return a hash of each word's tokens, uint64 [n]; parameters as in `SimilarWords.of`."""
-    sizes = np.diff(starts, append=len(tokens))
+def hashed(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return a hash of each word's tokens, uint64 [n].   sizes: of the words; the others as in `SimilarWords.of`."""
     powers = np.cumprod(np.full(max(sizes.max(initial=0), 1), FACTOR, np.uint64))
     column = np.arange(len(tokens)) - np.repeat(starts, sizes)
-    return np.add.reduceat((tokens.astype(np.uint64) + np.uint64(1)) * powers[column], starts)
+    return np.add.reduceat((tokens.astype(np.uint64) + np.uint64(1)) * powers.take(column), starts)
 
 
 class Alike(NamedTuple):
@@ -73,22 +85,34 @@ class Alike(NamedTuple):
     vectors: np.ndarray | None
 
 
+@contextmanager
+def _opened(path: str) -> Iterator[BinaryIO]:
+    try:
+        with cloud.place(path).open("rb") as file:
+            yield file
+    except OSError as error:
+        said = f"cannot be read ({error.strerror or error}); give a list of synonyms or vectors"
+        raise UserError(f"--similar-words {printable(path)}: {said}") from error
+
+
+def digest(path: str) -> str:
+    """Return the sha256 of a file. Raises UserError if it cannot be read."""
+    with _opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def read(path: str) -> Alike:
     """Read a list of synonyms (a line for each group, words divided by white space, behind Cilin's code or not) or word
     vectors in word2vec's format, text or binary. Raises UserError for another file."""
     option = f"--similar-words {printable(path)}"
-    try:
-        with cloud.place(path).open("rb") as file:
-            head = file.readline()
-            if HEAD.fullmatch(head):
-                return _vectors(option, file, *map(int, head.split()))
-            if GLOVE.fullmatch(head):
-                cure = "put a line before it, as word2vec has: how many vectors there are, and of how many numbers"
-                raise UserError(f"{option}: its first line is a vector; {cure}")
-            data = head + file.read()
-    except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"{option}: cannot be read ({reason}); give a list of synonyms or vectors") from error
+    with _opened(path) as file:
+        head = file.readline()
+        if HEAD.fullmatch(head):
+            return _vectors(option, file, *map(int, head.split()))
+        if GLOVE.fullmatch(head):
+            cure = "put a line before it, as word2vec has: how many vectors there are, and of how many numbers"
+            raise UserError(f"{option}: its first line is a vector; {cure}")
+        data = head + file.read()
     try:
         lines = data.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -147,33 +171,43 @@ def _binary(data: bytes, size: int) -> Iterator[tuple[str, np.ndarray]]:
         yield word, np.frombuffer(data[space + 1 : at], "<f4", size)
 
 
-def made(path: str, encoder: Encoder, unknown: int | None) -> SimilarWords:
-    """Return the similar words of a file with a corpus's tokens. Raises UserError if no two of them can stand for each
-    other.   unknown: the token that words must not have."""
+def usable(path: str, encoder: Encoder, unknown: int | None) -> tuple[list[list[int]], list, np.ndarray | None]:
+    """Return groups of the words of a file that may stand for each other, by their numbers, all words' tokens, and
+    their vectors. Raises UserError if no two words of a group have the same number of tokens.   unknown: the token that
+    words must not have."""
     alike = read(path)
     space = " " if encoder.runs is BYTES else ""  # the space before a word is part of its first token
     tokens = encoder.tokens([space + word for word in alike.words])
-    usable = [0 < len(of) <= LONGEST and unknown not in of for of in tokens]
+    kept = [0 < len(of) <= LONGEST and unknown not in of for of in tokens]
     first: dict[tuple, int] = {}  # words that have the same tokens are one
     number = [first.setdefault((*of.tolist(),), at) for at, of in enumerate(tokens)]
     if alike.vectors is None:
-        similar = _of_groups([[number[at] for at in group if usable[at]] for group in alike.groups], tokens)
+        groups = [[number[at] for at in group if kept[at]] for group in alike.groups]
     else:
-        kept = [at for at in first.values() if usable[at] and alike.vectors[at].any()]  # zero has no direction
-        similar = _nearest(kept, alike.vectors, np.array([len(tokens[at]) for at in kept]))
-    if not similar:
+        groups = [[at for at in first.values() if kept[at] and alike.vectors[at].any()]]  # zero has no direction
+    if all(len({len(tokens[at]) for at in group}) == len({*group}) for group in groups):
         raise UserError(
             f"--similar-words {printable(path)}: no two of its {len(alike.words):,} words have the same number of "
             "tokens of this tokenizer; give words of the corpus's language"
         )
+    return groups, tokens, alike.vectors
+
+
+def made(path: str, encoder: Encoder, unknown: int | None) -> dict[str, np.ndarray]:
+    """Return the tables of a file's similar words with a corpus's tokens. Raises UserError as `usable` does."""
+    groups, tokens, vectors = usable(path, encoder, unknown)
+    if vectors is None:
+        similar = _of_groups(groups, tokens)
+    else:
+        similar = _nearest(groups[0], vectors, np.array([len(tokens[at]) for at in groups[0]]))
     words = list(similar)
     length, number = (np.array([len(each[at]) for at in words]) for each in (tokens, similar))
     flat = np.concatenate([tokens[at] for at in words]).astype(np.int32)
-    hashes = hashed(flat, np.cumsum(length) - length)
+    hashes = hashed(flat, np.cumsum(length) - length, length)
     choices = np.concatenate([tokens[other] for at in words for other in similar[at]]).astype(np.int32)
     order = np.argsort(hashes, kind="stable")
     sizes = np.stack([length, number, np.cumsum(length * number) - length * number], axis=1)
-    return SimilarWords(hashes[order], sizes[order].astype(np.int32), choices)
+    return dict(zip(TABLES, (hashes[order], sizes[order].astype(np.int32), choices), strict=True))
 
 
 def _of_groups(groups: list[list[int]], tokens: list[np.ndarray]) -> dict[int, list[int]]:

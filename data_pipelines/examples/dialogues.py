@@ -18,6 +18,7 @@ from data_pipelines.examples import chunks
 from data_pipelines.examples.layout import Chosen, Feature
 from data_pipelines.examples.masking import SEGMENTS, MaskedRows, SpecialTokens
 from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER
+from data_pipelines.formats.dialogue import NAMES
 
 TURNS = 3  # in a row, at most
 COIN, PLACE, DIALOGUE, TURN = range(4)  # draws per row, in the stream SEGMENTS
@@ -60,9 +61,11 @@ class Dialogues(MaskedRows):
 
     def check(self, corpus):
         super().check(corpus)
-        if "segments" not in corpus.fields:
+        segments = corpus.fields["segments"].values if "segments" in corpus.fields else ("text",)
+        if {*segments} != {*NAMES}:
+            found = f"has documents of {', '.join(segments)}, not the turns of dialogues"
             cure = "prepare it with --source dialogue:FILE"
-            raise UserError(f"objective.layout='dialogues': corpus {corpus.path} has no turns; {cure}")
+            raise UserError(f"objective.layout='dialogues': corpus {corpus.path} {found}; {cure}")
 
     def plan(self, part, split: str, seed: int) -> Plan:
         sentences, documents = part.sentences(split), part.documents(split)

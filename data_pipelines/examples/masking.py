@@ -227,8 +227,8 @@ def _corrupted(masking, special, keys, targets, begins):
     slots = targets.shape[1]
     fate = noise.bits(keys, noise.counters(FATE, slots))
     if begins is not None:
-        first = np.maximum.accumulate(np.where(begins, np.arange(slots), 0), axis=1)
-        fate = np.take_along_axis(fate, first, axis=1)
+        first = np.flatnonzero(begins)
+        fate = np.repeat(fate.ravel()[first], np.diff(first, append=fate.size)).reshape(fate.shape)
         picks = noise.bits(keys, noise.counters(PICKS, slots))
     masked, random = round(masking.mask * 2**32), round((masking.mask + masking.random) * 2**32)
     corrupted = targets.copy()
@@ -255,25 +255,25 @@ def _run_starts(ngrams, keys, maskable, unit_starts):
     has n units, n by the k-th draw. If a special token comes before, it has fewer, and the next run has the rest."""
     starts = np.ones(maskable.shape, bool)
     np.logical_not(maskable[:, :-1], out=starts[:, 1:])  # after special tokens
-    units = maskable & (unit_starts | starts)
-    count = np.count_nonzero(units, axis=1)
+    units = np.flatnonzero(maskable & (unit_starts | starts))
+    ends = np.searchsorted(units, np.arange(len(keys) + 1) * maskable.shape[1])  # of rows
+    before, count = ends[:-1], np.diff(ends).astype(np.int32)
     # The numbers, in the row, of the units that begin runs; a row's first unit follows a special token
     number = _run_ends(ngrams, keys, count)
-    before = np.cumsum(count) - count  # units in earlier rows
     begins = (number + before[:, None])[number < count[:, None]]
-    starts.ravel()[np.flatnonzero(units)[begins]] = True
+    starts.ravel()[units.take(begins)] = True
     return starts
 
 
 def _run_ends(ngrams, keys, count):
-    """Return the units up to the end of each run, ascending in each row, up to its `count` (int64 [batch]) at least."""
+    """Return the units up to the end of each run, ascending in each row, up to its `count` (int32 [batch]) at least."""
     most, mean = count.max(initial=0), np.arange(1, len(ngrams) + 1) @ ngrams / sum(ngrams)
-    for runs in (min(most, int(1.3 * most / mean) + 8), most):  # the first are nearly always enough
+    for runs in (min(most, int(1.15 * most / mean) + 16), most):  # the first are nearly always enough
         draws = noise.bits(keys, noise.counters(SIZES, runs))
-        sizes = np.ones(draws.shape, np.int32)
+        sizes = np.ones(draws.shape, np.uint16)
         for share in np.cumsum(ngrams)[:-1] / sum(ngrams):
             sizes += draws >= round(share * 2**32)
-        number = np.cumsum(sizes, axis=1, out=sizes)
+        number = np.cumsum(sizes.astype(np.int32), axis=1, dtype=np.int32)
         if np.all(number[:, -1:] >= count[:, None]):
             break
     return number
@@ -284,84 +284,93 @@ def choose(keys: np.ndarray, stream: int, maskable: np.ndarray, wanted: np.ndarr
     with the same probability. Returns positions, uint32 [batch, slots], in random order, then `length` in unused slots.
     stream: of the draws."""
     length = maskable.shape[1]
-    order = _shuffled(keys, noise.counters(stream, length), maskable)[:, :slots]
-    return _positions(order, np.arange(slots) < wanted[:, None], length)
+    positions = _shuffled(keys, noise.counters(stream, length), maskable, length)[:, :slots]
+    positions = (positions & _numbers(length)).astype(np.uint32)
+    np.copyto(positions, np.uint32(length), where=np.arange(slots) >= wanted[:, None])
+    return positions
 
 
 def _choose_units(keys, maskable, starts, wanted, slots):
     """Like `choose`, but ascending, and take units in random order, each if it fits in what is left of `wanted`."""
-    length = maskable.shape[1]
-    order = _shuffled(keys, np.cumsum(starts, axis=1, dtype=np.uint32), maskable)
-    # Two units with the same hash (in 1 row in 100 of 512 tokens, 1 in 3 of 65,536) count as one; none is split
-    unit = order >> order.dtype.type(_position_bits(length))
-    starts = np.ones(order.shape, bool)
-    np.not_equal(unit[:, 1:], unit[:, :-1], out=starts[:, 1:])
-    column = np.arange(length)
-    # Tokens in the first units up to one that does not fit: `wanted` itself where a unit ends there
-    head = column[: slots + 1]
-    full = np.max(head * (starts[:, : slots + 1] & (head <= wanted[:, None])), axis=1)
-    chosen = column < full[:, None]
-    unfilled = np.flatnonzero(full < wanted)
-    if len(unfilled):
-        room = (wanted - full)[unfilled]
-        chosen[unfilled] |= _fill(order[unfilled], starts[unfilled], full[unfilled], room)
-    return np.sort(_positions(order, chosen, length), axis=1)[:, :slots]
+    batch, length = maskable.shape
+    last = length - np.argmax(maskable[:, ::-1], axis=1)  # after which there is no text
+    real, special = np.arange(length, dtype=np.int32) < last.astype(np.int32)[:, None], ~maskable.ravel()
+    begin = np.flatnonzero(starts & real)
+    ends = np.searchsorted(begin, np.arange(batch + 1) * length)
+    before, count = ends[:-1], np.diff(ends).astype(np.int32)  # units before each row, and in it
+    end = np.append(begin[1:], 0)
+    end[ends[1:] - 1] = np.arange(0, batch * length, length) + last
+    end -= special.take(end - 1)  # which ends a run
+    begin += special.take(begin)  # which begins the rest of a word that it cuts in two
+    size = np.maximum(end - begin, 0).astype(np.int32)
+    number = np.arange(count.max(initial=0), dtype=np.int32)
+    order = _shuffled(keys, noise.counters(TOKENS, len(number) + 1)[1:], number < count[:, None], length)
+    rows, left, taken = np.arange(batch), wanted.astype(np.int32), []
+    for columns in (slots, len(number)):  # the first are nearly always enough
+        some = order[rows, :columns]
+        unit = (some & _numbers(length)).astype(np.int64) + before[rows, None]
+        sizes = size.take(unit, mode="clip")
+        sizes[some == np.iinfo(order.dtype).max] = 0
+        fits, room = _fitting(sizes, left[rows])
+        full = (room == 0) | (columns >= len(number))
+        taken.append(unit[fits & full[:, None]])
+        left[rows[full]] = room[full]
+        rows = rows[~full]
+    units = np.sort(np.concatenate(taken))
+    begin, size = begin[units] % length, size[units]
+    positions = np.full((batch, slots), length, np.uint32)
+    places = np.repeat(begin - (np.cumsum(size) - size), size) + np.arange(size.sum())
+    positions[np.arange(slots) < (wanted - left)[:, None]] = places
+    return positions
 
 
-def _fill(order, starts, at, room):
-    """Continue after the unit at column `at`, which did not fit: take each later unit that does.
+def _fitting(sizes, room):
+    """Take each unit that fits in what is left of the room.
 
-    order: uint32 [rows, length], tokens in their units' random order; starts: bool, True where a unit begins; at, room:
-    int64 [rows], changed. Returns bool [rows, length], True at the tokens taken.
+    sizes: int32 [rows, units], in their random order, 0 where there is none; room: int32 [rows]. Returns bool [rows,
+    units], True at the units taken, and the room that is left.
     """
-    row, column = np.nonzero(starts)  # column 0 always begins a unit, so none runs into the next row
-    size = np.diff(row * order.shape[1] + column, append=order.size)
-    size[order[row, column] == np.iinfo(order.dtype).max] = order.size
-    edges = np.zeros((len(order), order.shape[1] + 1), np.int8)
-    while len(row):
-        fits = np.flatnonzero((size <= room[row]) & (column > at[row]))
-        row, column, size = row[fits], column[fits], size[fits]
-        first = np.flatnonzero(np.diff(row, prepend=-1))
-        found, begin, tokens = row[first], column[first], size[first]
-        edges[found, begin] += 1
-        edges[found, begin + tokens] -= 1
-        at[found] = begin
-        room[found] -= tokens
-    return np.cumsum(edges, axis=1, dtype=np.int8)[:, :-1].view(bool)
+    # The units up to the first one that does not fit, then one more at a time
+    ends = np.cumsum(sizes, axis=1, dtype=np.int32)
+    taken = ends <= room[:, None]
+    at = np.count_nonzero(taken, axis=1).astype(np.int32)
+    taken &= sizes > 0
+    room = room - np.max(ends * taken, axis=1, initial=0)
+    rows, column = np.flatnonzero(room), np.arange(sizes.shape[1], dtype=np.int32)
+    while len(rows):
+        of_rows = sizes[rows]
+        fits = (of_rows > 0) & (of_rows <= room[rows, None]) & (column >= at[rows, None])
+        first = np.argmax(fits, axis=1)
+        found = fits[np.arange(len(rows)), first]
+        rows, first = rows[found], first[found]
+        taken[rows, first] = True
+        at[rows] = first + 1
+        room[rows] -= sizes[rows, first]
+        rows = rows[room[rows] > 0]
+    return taken, room
 
 
-def _shuffled(keys, counters, maskable):
-    """Sort each row's tokens by a hash of their counter: uint32 [batch, length], with the position in the low bits, so
-    that one sort of plain integers moves both. Tokens that must not be chosen are the highest number. Rows longer than
-    `SHORT` give uint64: in 32 bits the position would leave too few for the hash.
+def _shuffled(keys, counters, maskable, length):
+    """Sort the tokens or units of rows of `length` tokens by a hash of their counter: uint32 [batch, n], with their
+    number in the row in the low bits, so that one sort of plain integers moves both. Those that must not be chosen are
+    the highest integer. Rows longer than `SHORT` give uint64: in 32 bits the number would leave too few for the hash.
 
-    Tokens of equal hash come by position, which favours one only if the two straddle the last token chosen.
+    Equal hashes come by number, which favours one only if the two straddle the last one chosen.
     """
-    length = maskable.shape[1]
     order = noise.bits(keys, counters)
     if length > SHORT:
-        order = order.astype(np.uint64) << np.uint64(_position_bits(length))
+        order = order.astype(np.uint64) * np.uint64(_numbers(length) + 1)
     else:
-        order &= ~_position_mask(length, order.dtype)
-    order |= np.arange(length, dtype=order.dtype)
+        order &= ~np.uint32(_numbers(length))
+    order |= np.arange(order.shape[1], dtype=order.dtype)
     np.copyto(order, np.iinfo(order.dtype).max, where=~maskable)
     order.sort(axis=1)
     return order
 
 
-def _positions(order, chosen, length):
-    """Return the positions of the chosen entries of `order`, `length` in place of others: uint32, of order's shape."""
-    positions = (order & _position_mask(length, order.dtype)).astype(np.uint32, copy=False)
-    np.copyto(positions, np.uint32(length), where=~chosen)
-    return positions
-
-
-def _position_bits(length):
-    return (length - 1).bit_length()
-
-
-def _position_mask(length, dtype):
-    return dtype.type((1 << _position_bits(length)) - 1)
+def _numbers(length):
+    """Return the low bits that hold a number below `length`."""
+    return (1 << (length - 1).bit_length()) - 1
 
 
 def global_positions(tokens: np.ndarray, sep: int, number: int) -> np.ndarray:

@@ -7,6 +7,7 @@ processes may make parts: this one all of them, each process its share with --pa
 """
 
 import contextlib
+import dataclasses
 import errno
 import os
 import shutil
@@ -48,6 +49,9 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
 
     A finished corpus with the same settings is left alone.   runner_options: for Beam's runner.
     """
+    if options.similar_words:
+        sha256 = similar_words.digest(options.similar_words)
+        options = dataclasses.replace(options, similar_words_sha256=sha256)
     settings(options)
     refusals = cloud.cloud_errors(f"--out {options.out}") if cloud.in_cloud(options.out) else contextlib.nullcontext()
     with faults(options.out, options.processes or cores()), refusals:
@@ -172,7 +176,7 @@ def _make_tokenizer(options, sources, found, before, runner_options, console: Co
         made, size = with_sentinels(made, options.sentinels) if options.sentinels else made, None
         made = prefixes.found(made, values) if name == CODE else prefixes.added(made, name, values)
     if options.similar_words:
-        similar_words.made(options.similar_words, Encoder(made.tokenizer), made.special.get("unk"))
+        similar_words.usable(options.similar_words, Encoder(made.tokenizer), made.special.get("unk"))
     with tempfile.TemporaryDirectory() as folder:
         stored.save(made, Path(folder))
         return partial.read_texts(Path(folder)), made.special, size

@@ -76,8 +76,7 @@ def _tables(work: Work, state: partial.State) -> dict[str, np.ndarray]:
         missing = work.job.vocab_size - len(word_starts)  # ids that occur in no text
         tables["word_starts"] = np.pad(word_starts, (0, missing), constant_values=True)
     if path := state.settings.get("similar_words"):
-        of_path = similar_words.made(path, encoder, state.special.get("unk"))
-        tables |= dict(zip(similar_words.TABLES, of_path, strict=True))
+        tables |= similar_words.made(path, encoder, state.special.get("unk"))
     return tables
 
 

@@ -91,6 +91,8 @@ class Prepare:
     similar_words: str | None = None
     """A file with words that may stand for each other, for `--objective.masking.similar`: lines of synonyms, or vectors
     in word2vec's format, text or binary (of which the first 100,000 are read)."""
+    similar_words_sha256: Annotated[str | None, tyro.conf.Suppress] = None
+    """Of that file, when the command began."""
     steps: tuple[str, ...] = ()
     """Steps that clean the text before anything else, in this order: nfc, nfkc, control-characters, tags, empty-pairs,
     short (leaves out documents of fewer than 100 characters)."""

@@ -25,13 +25,13 @@ from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import PLAIN_SPACES, Problems
 from data_pipelines.formats.source import Range
 from data_pipelines.formats.table import read
-from data_pipelines.store.fields import PLANNED, TEXT, Field, check_values, valued
+from data_pipelines.store.fields import PLANNED, TEXT, check_values, valued
 from data_pipelines.store.files import SUMMARY, NpyFile, beside, describe_files, is_whole, read_summary, write_json
 from data_pipelines.store.job import Job
 from data_pipelines.text.encoding import Encoded, Encoder
 from data_pipelines.text.sentences import starts
 from data_pipelines.text.steps import run
-from data_pipelines.text.words import Cut, edges, mark, segmenter, several
+from data_pipelines.text.words import edges, mark, segmenter, several
 
 BATCH = 1 << 20  # characters encoded at a time
 VALUE = "value "  # prefix of the columns of values
@@ -44,8 +44,7 @@ def write_unit(folder: Path, unit: tuple[Range, ...], job: Job, encoder: Encoder
     if is_whole(folder):
         return
     problems, files = Problems(), UnitFiles(folder, job)
-    cuts = {field: segmenter(spec, digest) for field, spec, digest in job.units}
-    batches = Batches(files, encoder, job.fields, cuts)
+    batches = Batches(files, encoder, job)
     for index, part in enumerate(unit):
         source, plainly = job.sources[part.source], functools.partial(problems.note, PLAIN_SPACES, part.path)
         drop = functools.partial(problems.note, where=part.path)
@@ -53,8 +52,7 @@ def write_unit(folder: Path, unit: tuple[Range, ...], job: Job, encoder: Encoder
             begins = [starts(each.text, each.language or source.language, plainly) for each in document.segments]
             batches.add(document, begins, part.source, index, source.language)
     batches.flush()
-    values = {name: list(numbers) for name, numbers in batches.values.items()}
-    files.finish(batches.characters, problems, [part.path for part in unit], values, batches.words)
+    files.finish(problems=problems, paths=[part.path for part in unit], **batches.described())
 
 
 class UnitFiles:
@@ -83,21 +81,11 @@ class UnitFiles:
         for name, array in {"sentences": lengths, **fields}.items():
             self.files[name].write(array)
 
-    def finish(
-        self, characters: int, problems: dict, paths: list[str], values: dict[str, list[str]], words: dict | None = None
-    ) -> None:
-        """Close the files and put the folder in its place. values: field -> texts that its numbers stand for here.
-        words: as in the summary."""
+    def finish(self, **summary) -> None:
+        """Close the files and put the folder in its place.   summary: its entries but for `files`."""
         for file in self.files.values():
             file.close()
         np.save(self._place("documents"), np.concatenate(self.documents))
-        summary = {
-            "characters": characters,
-            "problems": problems,
-            "paths": paths,
-            "values": values,
-            "words": words or {},
-        }
         write_json(self.temporary / SUMMARY, summary | {"files": describe_files(self.temporary, "*.npy")})
         put_folder(self.temporary, self.folder)
 
@@ -112,18 +100,17 @@ class _Text(NamedTuple):
 
 
 class Batches:
-    """Writes documents to the files of a unit. characters: number of characters in the texts so far. cuts: the
-    segmenters of fields."""
+    """Writes documents to the files of a unit. characters: number of characters in the texts so far."""
 
-    def __init__(
-        self, files: UnitFiles, encoder: Encoder, fields: dict[str, Field], cuts: dict[str, Cut] | None = None
-    ):
-        self.files, self.encoder, self.fields, self.cuts = files, encoder, fields, cuts or {}
+    def __init__(self, files: UnitFiles, encoder: Encoder, job: Job):
+        self.files, self.encoder, self.fields = files, encoder, job.fields
+        self.cuts = {field: segmenter(spec, digest) for field, spec, digest in job.units}
         self.words = dict.fromkeys(self.cuts, 0)
         self.characters, self.range = 0, None  # range: of the document before
         # values: for fields of texts, text -> its number in this unit; by token and sentence, 0 means no value
-        self.valued = valued(fields)
-        self.annotated = {name: fields[name] for name in fields if name not in {*PLANNED, *self.valued, *self.cuts}}
+        self.valued = valued(job.fields)
+        others = {*PLANNED, *self.valued, *self.cuts}
+        self.annotated = {name: field for name, field in job.fields.items() if name not in others}
         self.values = {name: {"": 0} for name, field in self.annotated.items() if field.values is not None}
         self.values |= {name: {} for name, field in self.valued.items() if field.values is not None}
         self._empty()
@@ -180,6 +167,11 @@ class Batches:
         self.files.add(lengths[kept], documents, **fields)
         self.characters += self.size
         self._empty()
+
+    def described(self) -> dict:
+        """Return the summary's entries on the documents."""
+        values = {name: list(numbers) for name, numbers in self.values.items()}
+        return {"characters": self.characters, "values": values, "words": self.words}
 
     def _marked(self, word_starts: np.ndarray, found: list, by_cut: list[Encoded]) -> dict[str, np.ndarray]:
         """Return where words begin, for each stored field: name -> bool [tokens]. word_starts: the tokenizer's. found:

@@ -73,7 +73,7 @@ def write_tokens(folder, job, train, heldout):
     files = UnitFiles(folder, job)
     tokens = np.array([token for sentence in sentences for token in sentence], np.int64)
     files.add(np.array([*map(len, sentences)], np.int64), begins, tokens=tokens)
-    files.finish(0, {}, ["tests"], {})
+    files.finish(characters=0, problems={}, paths=["tests"], values={}, words={})
 
 
 def in_format_1(corpus, path):

@@ -125,10 +125,12 @@ def test_files_are_cut_between_dialogues(tmp_path, monkeypatch):
 
 def test_what_cannot_be_is_said(tmp_path, corpus):
     plain = Corpus(write_corpus(tmp_path / "c", [[[7, 8]]]))
-    with pytest.raises(
-        UserError, match="objective.layout='dialogues': corpus .* has no turns; prepare it with --source"
-    ):
-        make_examples(Dialogues(32), plain, "train", 1, seed=0)
+    (tmp_path / "a.tsv").write_text("a house\tein haus\n" * 9)
+    run(tmp_path / "pairs", f"parallel:{tmp_path / 'a.tsv'}", language=("en,de",))
+    for other, segments in ((plain, "text"), (Corpus(tmp_path / "pairs"), "source, target")):
+        said = f"objective.layout='dialogues': corpus .* documents of {segments}, not the turns of dialogues; prepare"
+        with pytest.raises(UserError, match=said):
+            make_examples(Dialogues(32), other, "train", 1, seed=0)
     with pytest.raises(UserError, match="model.types=2: dialogues have 3 turns; use 3 or more"):
         MaskedLanguageModel(layout=DIALOGUES).check(BertConfig(), corpus, Phase(1.0, 64, 4))
     with pytest.raises(UserError, match="length 6 leaves no room for text; use at least 7"):

@@ -105,12 +105,11 @@ def write(path, documents_of_parts, tokenizer, fields=ADDED):
         folders = [path / f"{number}-{unit}" for unit in range(len(documents_of_units))]
         for folder, written_here in zip(folders, documents_of_units, strict=True):
             files = units.UnitFiles(folder, job)
-            written = units.Batches(files, encoder, job.fields)
+            written = units.Batches(files, encoder, job)
             for document in written_here:
                 written.add(document, [starts(segment.text) for segment in document.segments], 0, 0)
             written.flush()
-            values = {name: list(numbers) for name, numbers in written.values.items()}
-            files.finish(written.characters, {}, ["here"], values)
+            files.finish(problems={}, paths=["here"], **written.described())
         summaries.append(write_part(path / part_name(number), folders, job))
     write_tables(path, {} if table is None else {"word_starts": table})
     (path / "manifest.json").write_text(json.dumps(manifest_of(path, summaries, job, {})))
@@ -215,11 +214,11 @@ def test_in_a_unit_only_the_rest_of_the_same_file_goes_on(tmp_path, paths, docum
     tokenizer = trained("bpe")
     job = Job(SOURCES, tokenizer.get_vocab_size(), planned(SOURCES, tokenizer.get_vocab_size(), BY_TOKEN), 0.0)
     files = units.UnitFiles(tmp_path / "unit", job)
-    written = units.Batches(files, Encoder(tokenizer), job.fields)
+    written = units.Batches(files, Encoder(tokenizer), job)
     for number, document in enumerate((plain("q"), plain("qq", continues=True), plain("q", continues=True))):
         written.add(document, [np.zeros(1, np.int64)], 0, int(number > 0))
     written.flush()
-    files.finish(4, {}, paths, {})
+    files.finish(problems={}, paths=paths, **written.described())
     summary = write_part(tmp_path / "part", [tmp_path / "unit"], job)
     assert summary["splits"]["train"] == {"documents": documents, "sentences": 3, "tokens": 4}
 

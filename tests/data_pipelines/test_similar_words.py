@@ -152,6 +152,19 @@ def test_the_list_is_part_of_the_corpus_and_stays_when_text_is_added(tmp_path):
     assert SpecialTokens.of(Corpus(tmp_path / "c")).similar is not None
 
 
+def test_a_list_that_has_changed_is_said_though_the_corpus_is_finished(tmp_path):
+    corpus(tmp_path)
+    with pytest.raises(UserError, match="holds a corpus with other settings: similar_words_sha256 was '.*' and is '"):
+        corpus(tmp_path, LIST.replace("dog", "cow"))
+
+
+def test_the_nearest_vectors_are_searched_once(tmp_path, monkeypatch):
+    searched = []
+    monkeypatch.setattr("data_pipelines.similar_words._nearest", lambda *of: searched.append(of) or _nearest(*of))
+    corpus(tmp_path, vectors(True))
+    assert len(searched) == 1
+
+
 @pytest.mark.parametrize("binary", [False, True])
 def test_of_a_large_file_the_first_vectors_alone_are_read(tmp_path, monkeypatch, binary):
     monkeypatch.setattr("data_pipelines.similar_words.MOST", 3)

@@ -35,7 +35,7 @@ def write_unit(folder, documents, job=JOB, continues=False, hashes=None, path="f
     lengths = np.array([length for document in documents for length in document], np.int64)
     files = UnitFiles(folder, job)
     files.add(lengths, begins, tokens=np.full(lengths.sum(), 7), **fields)
-    files.finish(0, {}, [path], {})
+    files.finish(characters=0, problems={}, paths=[path], values={}, words={})
     return folder
 
 
