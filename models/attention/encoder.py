@@ -17,7 +17,7 @@ from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.transformer import encode
 from models.blocks.checks import TABLES, check_encoder
 from models.blocks.embeddings import Embeddings, Term
-from models.blocks.heads import WithHeads
+from models.blocks.heads import WithHeads, usual_classes
 from models.blocks.layer import layer_sizes
 from models.blocks.tables import (
     HF_ASSUMED,
@@ -123,8 +123,8 @@ def encoder_family(
     config: type,
     sizes: dict[str, Any],
     heads: tuple[Head, ...],
-    architectures: Mapping[str, tuple[str, ...]],
     model_type: str,
+    classes: str = "",
     decoder: str = "",
     names: str = "",
     table: Callable[[Any], list[Parameter]] | None = None,
@@ -137,6 +137,7 @@ def encoder_family(
     """Declare the family of BERT or of a descendant, by its differences from BERT.
 
     model_type: in its config.json.   names: the prefix of its trunk's tensors, by default model_type.
+    classes: how the names of its classes begin, see `usual_classes`.
     decoder: the prefix of the masked-token head's output layer, which is tied to the embeddings; '' without that head.
     table: by default BERT's.   constants, fields, settings: added to BERT's.   of_class: other fields of `HuggingFace`.
     """
@@ -155,13 +156,12 @@ def encoder_family(
         hf={
             "model": HuggingFace(
                 folder="",
-                architectures=architectures,
                 constants={"model_type": model_type, **constants},
                 fields={**HF_FIELDS, **HF_SIZES, **fields},
                 settings={**HF_SETTINGS, **settings},
                 tied=tied if decoder else {},
                 trunk=f"{names}.",
-                **{"assumed": HF_ASSUMED} | of_class,
+                **{"architectures": usual_classes(classes, heads), "assumed": HF_ASSUMED} | of_class,
             )
         },
         seen=seen,

@@ -9,19 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from models.attention.encoder import EncoderConfig, encoder_family
-from models.blocks.heads import (
-    CLASSIFIER,
-    PAIR,
-    POOLER,
-    TOKENS,
-    WORD_HEADS,
-    pair_head,
-    pooled_choice,
-    pooler,
-    task_classes,
-    task_head,
-    token_head,
-)
+from models.blocks.heads import bert_heads, pair_head, token_head
 from models.blocks.tables import dense_parameters, embedding_parameters, norm_parameters, same_dropout
 from models.core.family import Converter
 from models.core.parameters import LAYERS, Parameter, Slot
@@ -123,19 +111,12 @@ FAMILY = encoder_family(
         "xxlarge": AlbertConfig(width=4096, depth=12, heads=64, feed_forward=16384),
     },
     table=parameters,
-    heads=(
-        token_head("predictions", "dense", "LayerNorm"),
-        pooler("albert.pooler"),
+    heads=bert_heads(
+        "albert.pooler",
         pair_head("sop_classifier.classifier"),
-        task_head(CLASSIFIER, "classifier", reads=POOLER),
-        *WORD_HEADS,
-        pooled_choice(),
+        tokens=token_head("predictions", "dense", "LayerNorm"),
     ),
-    architectures={
-        "AlbertForMaskedLM": (TOKENS,),
-        "AlbertForPreTraining": (TOKENS, POOLER, PAIR),
-        **task_classes("Albert", POOLER, CLASSIFIER),
-    },
+    classes="Albert",
     model_type="albert",
     decoder="predictions",
     constants={"inner_group_num": 1},

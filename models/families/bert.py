@@ -6,7 +6,7 @@ Hugging Face: BertForPreTraining, BertForMaskedLM without the pair head, and the
 import dataclasses
 
 from models.attention.encoder import EncoderConfig, encoder_family
-from models.blocks.heads import CLASSIFIER, PAIR, POOLER, TOKENS, bert_heads, pair_head, task_classes
+from models.blocks.heads import bert_heads, pair_head
 from models.blocks.span_boundary import boundary_head
 
 
@@ -29,12 +29,8 @@ FAMILY = encoder_family(
         "base": _size(12, 768),
         "large": _size(24, 1024),
     },
-    heads=bert_heads("bert", pair_head("cls.seq_relationship"), boundary_head()),
+    heads=bert_heads("bert.pooler.dense", pair_head("cls.seq_relationship"), boundary_head()),
     model_type="bert",
     decoder="cls.predictions",
-    architectures={
-        "BertForMaskedLM": (TOKENS,),
-        "BertForPreTraining": (TOKENS, POOLER, PAIR),
-        **task_classes("Bert", POOLER, CLASSIFIER),
-    },
+    classes="Bert",
 )

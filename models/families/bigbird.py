@@ -32,7 +32,6 @@ from models.blocks.heads import (
     TOKENS,
     TaskHead,
     pair_head,
-    pooled_choice,
     pooler,
     task_head,
     token_head,
@@ -135,7 +134,7 @@ FAMILY = encoder_family(
         task_head(TAGGER, "classifier"),
         crf_head(),
         _span_head("qa_classifier"),
-        pooled_choice(),
+        task_head(CHOICE, "classifier", features=1, reads=POOLER),
     ),
     # All classes but one include the pooler.
     architectures={

@@ -27,7 +27,7 @@ from models.blocks.checks import check_encoder
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings
 from models.blocks.feed_forward import FeedForward
-from models.blocks.heads import CHOICE, CLASSIFIER, SPANS, TAGGER, TOKENS, WORD_HEADS, WithHeads, task_head, token_head
+from models.blocks.heads import CHOICE, CLASSIFIER, TOKENS, WORD_HEADS, WithHeads, task_head, token_head, usual_classes
 from models.blocks.layer import layer_sizes
 from models.blocks.norm import Norm
 from models.blocks.positions import gather_positions
@@ -337,6 +337,12 @@ def seen(config: DebertaConfig, shape: Shape) -> float:
 
 TOKEN_HEAD = token_head("lm_predictions.lm_head", "dense", "LayerNorm")
 _POOLED = {"dense": "pooler.dense", "between": "gelu", "summary": True}
+_HEADS = (
+    TOKEN_HEAD,
+    task_head(CLASSIFIER, "classifier", **_POOLED),
+    *WORD_HEADS,
+    task_head(CHOICE, "classifier", features=1, **_POOLED),
+)
 _SIZES = {
     # Not published; trains within minutes on a CPU.
     "tiny": {"width": 128, "depth": 2, "heads": 2, "feed_forward": 512},
@@ -351,24 +357,10 @@ FAMILY = Family(
     inputs=INPUTS,
     trunk=Deberta,
     table=_parameters,
-    heads=(
-        TOKEN_HEAD,
-        task_head(CLASSIFIER, "classifier", **_POOLED),
-        *WORD_HEADS,
-        task_head(CHOICE, "classifier", features=1, **_POOLED),
-    ),
+    heads=_HEADS,
     hf={
         "model": _hugging_face(
-            {
-                "DebertaV2ForMaskedLM": (TOKENS,),
-                "DebertaV2Model": (),
-                "DebertaV2ForSequenceClassification": (CLASSIFIER,),
-                "DebertaV2ForTokenClassification": (TAGGER,),
-                "DebertaV2ForQuestionAnswering": (SPANS,),
-                "DebertaV2ForMultipleChoice": (CHOICE,),
-            },
-            fields=_DECODER,
-            otherwise=_otherwise,
+            {"DebertaV2Model": (), **usual_classes("DebertaV2", _HEADS)}, fields=_DECODER, otherwise=_otherwise
         )
     },
     seen=seen,

@@ -23,7 +23,7 @@ from models.blocks.activations import ACTIVATIONS
 from models.blocks.checks import SHARED, TABLES, check_activation, check_sizes
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings
-from models.blocks.heads import CHOICE, CLASSIFIER, SPANS, TAGGER, WORD_HEADS, TokenHead, task_head
+from models.blocks.heads import CHOICE, CLASSIFIER, WORD_HEADS, TokenHead, task_head
 from models.blocks.layer import layer_sizes
 from models.blocks.tables import (
     HF_ASSUMED,
@@ -274,12 +274,7 @@ ENCODER = encoder_family(
         *WORD_HEADS,
         task_head(CHOICE, "classifier", "sequence_summary.summary", "gelu", features=1, summary=True),
     ),
-    architectures={
-        "ElectraForSequenceClassification": (CLASSIFIER,),
-        "ElectraForTokenClassification": (TAGGER,),
-        "ElectraForQuestionAnswering": (SPANS,),
-        "ElectraForMultipleChoice": (CHOICE,),
-    },
+    classes="Electra",
     model_type="electra",
     fields={"embedding_size": "embedding"},
     settings={"summary_last_dropout": same_dropout("hidden_dropout_prob")},

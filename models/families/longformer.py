@@ -17,16 +17,7 @@ import numpy as np
 from models.attention.encoder import EncoderConfig, encoder_family, encoder_parameters
 from models.attention.global_tokens import GlobalWeights
 from models.attention.patterns.pattern import Pattern, check
-from models.blocks.heads import (
-    CLASSIFIER,
-    TOKENS,
-    WORD_HEADS,
-    pooled_choice,
-    pooler,
-    task_classes,
-    task_head,
-    token_head,
-)
+from models.blocks.heads import roberta_heads
 from models.blocks.tables import OFFSET_POSITIONS, PADDING, dense_parameters
 from models.core.family import Converter
 from models.core.parameters import LAYERS, Parameter
@@ -88,17 +79,8 @@ FAMILY = encoder_family(
         "large": LongformerConfig(width=1024, depth=24, heads=16, feed_forward=4096),
     },
     table=_table,
-    heads=(
-        token_head("lm_head", "dense", "layer_norm", activation="gelu"),
-        pooler("longformer.pooler.dense"),
-        task_head(CLASSIFIER, "classifier.out_proj", "classifier.dense", "tanh"),
-        *WORD_HEADS,
-        pooled_choice(),
-    ),
-    architectures={
-        "LongformerForMaskedLM": (TOKENS,),
-        **task_classes("Longformer", CLASSIFIER),
-    },
+    heads=roberta_heads("longformer"),
+    classes="Longformer",
     model_type="longformer",
     decoder="lm_head",
     constants={"pad_token_id": PADDING},

@@ -27,7 +27,17 @@ from models.blocks.checks import check_encoder
 from models.blocks.crf import crf_head
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings, padded_vocab, padding_bias
-from models.blocks.heads import CHOICE, CLASSIFIER, SPANS, TAGGER, TOKENS, WithHeads, task_head, tied_logits
+from models.blocks.heads import (
+    CHOICE,
+    CLASSIFIER,
+    SPANS,
+    TAGGER,
+    TOKENS,
+    WithHeads,
+    task_head,
+    tied_logits,
+    usual_classes,
+)
 from models.blocks.norm import Norm
 from models.blocks.tables import HF_SIZES
 from models.core.family import Converter, Family, Head, HuggingFace, Input, Inputs
@@ -350,26 +360,22 @@ def _sizes(kind: type) -> dict[str, ModernBertConfig]:
 
 _FROM_HEAD = {f"lm_head/{path}": f"{TRANSFORM}/{path}" for path in ("dense/kernel", "norm/scale")}
 _TRANSFORM = Head(TRANSFORM, Transform, _transform_parameters(TRANSFORM, "head"))
+_HEADS = (
+    _TRANSFORM,
+    Head(TOKENS, lambda c, program: Logits(c.vocab_size), (_BIAS,), reads=TRANSFORM),
+    *(task_head(name, "classifier", reads=TRANSFORM) for name in (CLASSIFIER, TAGGER)),
+    crf_head(),
+    task_head(SPANS, "classifier", features=2, reads=TRANSFORM),
+    task_head(CHOICE, "classifier", features=1, reads=TRANSFORM),
+)
+_DECODER_HEADS = _TRANSFORM, task_head(CLASSIFIER, "classifier", reads=TRANSFORM, biased=False)
 FAMILY = _family(
     ModernBertConfig,
     "modernbert",
     0,
     trunk=ModernBert,
-    heads=(
-        _TRANSFORM,
-        Head(TOKENS, lambda c, program: Logits(c.vocab_size), (_BIAS,), reads=TRANSFORM),
-        *(task_head(name, "classifier", reads=TRANSFORM) for name in (CLASSIFIER, TAGGER)),
-        crf_head(),
-        task_head(SPANS, "classifier", features=2, reads=TRANSFORM),
-        task_head(CHOICE, "classifier", features=1, reads=TRANSFORM),
-    ),
-    architectures={
-        "ModernBertForMaskedLM": (TRANSFORM, TOKENS),
-        "ModernBertForSequenceClassification": (TRANSFORM, CLASSIFIER),
-        "ModernBertForTokenClassification": (TRANSFORM, TAGGER),
-        "ModernBertForQuestionAnswering": (TRANSFORM, SPANS),
-        "ModernBertForMultipleChoice": (TRANSFORM, CHOICE),
-    },
+    heads=_HEADS,
+    architectures=usual_classes("ModernBert", _HEADS),
     continues={"modernbert-decoder": {there: here for here, there in _FROM_HEAD.items()}},
 )
 DECODER = _family(
@@ -377,14 +383,8 @@ DECODER = _family(
     "modernbert-decoder",
     2,
     trunk=ModernBertDecoder,
-    heads=(
-        _TRANSFORM,
-        task_head(CLASSIFIER, "classifier", reads=TRANSFORM, biased=False),
-    ),
-    architectures={
-        "ModernBertDecoderForCausalLM": (),
-        "ModernBertDecoderForSequenceClassification": (TRANSFORM, CLASSIFIER),
-    },
+    heads=_DECODER_HEADS,
+    architectures={"ModernBertDecoderForCausalLM": (), **usual_classes("ModernBertDecoder", _DECODER_HEADS)},
     all_ids=True,
     of_softmax=("lm_head.dense.weight", "lm_head.norm.weight", "decoder.bias"),
     continues={"modernbert": _FROM_HEAD},

@@ -22,7 +22,7 @@ from models.attention.mask import Mask
 from models.attention.multi_head import attention_of
 from models.attention.patterns.pattern import DENSE
 from models.attention.transformer import CachedTransformerLayer
-from models.blocks.heads import CLASSIFIER, POOLER, TOKENS, bert_heads, task_classes
+from models.blocks.heads import bert_heads
 from models.blocks.layer import layer_sizes
 from models.blocks.stack import stack
 from models.core.family import Input, Inputs, Shape
@@ -120,10 +120,10 @@ _OF_BERT = encoder_family(
         "base": _size(12, 768),  # the published checkpoints
         "large": _size(24, 1024),  # Dong et al. 2019, section 2.4
     },
-    heads=bert_heads("bert"),
+    heads=bert_heads("bert.pooler.dense"),
     model_type="bert",
     decoder="cls.predictions",
-    architectures={"BertForMaskedLM": (TOKENS,), **task_classes("Bert", POOLER, CLASSIFIER)},
+    classes="Bert",
     constants={"type_vocab_size": TYPES},
     continues={"bert": {}},
 )
