@@ -1,6 +1,10 @@
-"""The causal decoder that GPT and similar families share: config, module, output logits, attention statistics."""
+"""The causal decoder that GPT and similar families share: config, module, output logits, attention statistics, and a
+function that declares such a family."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -14,13 +18,14 @@ from models.attention.multi_head import attention_of
 from models.attention.transformer import CachedTransformerLayer, TransformerLayer
 from models.blocks.checks import check_encoder
 from models.blocks.embeddings import Embeddings, Term, padding_bias
-from models.blocks.heads import WithHeads, tied_logits
+from models.blocks.heads import WithHeads, tied_logits, usual_classes
 from models.blocks.layer import layer_sizes
 from models.blocks.norm import Norm
 from models.blocks.stack import stack
-from models.core.family import Input, Inputs, Shape
+from models.blocks.tables import GPT_FIELDS, GPT_SETTINGS
+from models.core.family import Converter, Family, Head, HuggingFace, Input, Inputs, Shape
 from models.core.noise import dropout, site
-from models.core.parameters import Noise
+from models.core.parameters import Noise, Parameter
 from models.core.ranges import COUNT, check_ranges
 from models.core.sharding import constrain
 
@@ -147,3 +152,47 @@ def attentions(config: DecoderConfig, shape: Shape, memory: int) -> list[Attenti
 def seen(config: DecoderConfig, shape: Shape) -> float:
     """Return the share of (query, key) pairs that a causal mask leaves visible; documents in a row are ignored."""
     return (shape.length + 1) / (2 * shape.length)
+
+
+def decoder_family(
+    config: type,
+    sizes: dict[str, Any],
+    trunk: type[Decoder],
+    table: Callable[[Any], list[Parameter]],
+    heads: tuple[Head, ...],
+    model_type: str,
+    classes: str,
+    tokens: str,
+    fields: Mapping[str, str | Converter],
+    settings: Mapping[str, str | Converter] = MappingProxyType({}),
+    **of_class: Any,
+) -> Family:
+    """Declare the family of GPT or of a relative.
+
+    model_type: in its config.json.   classes: how the names of its classes begin.   tokens: its tensor of embeddings.
+    fields, settings: added to GPT's.   of_class: other fields of `HuggingFace`.
+    """
+    return Family(
+        config=config,
+        sizes=sizes,
+        inputs=INPUTS,
+        trunk=trunk,
+        table=table,
+        heads=heads,
+        hf={
+            "model": HuggingFace(
+                folder="",
+                architectures={f"{classes}LMHeadModel": (), **usual_classes(classes, heads)},
+                constants={"model_type": model_type},
+                fields={**GPT_FIELDS, **fields},
+                settings={**GPT_SETTINGS, **settings},
+                tied={"lm_head.weight": tokens},
+                trunk="transformer.",
+                pair=None,
+                **of_class,
+            )
+        },
+        seen=seen,
+        attention="self",
+        attentions=attentions,
+    )

@@ -10,13 +10,13 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, seen
+from models.attention.decoder import Decoder, DecoderConfig, decoder_family
 from models.attention.relative import sinusoids
 from models.blocks.embeddings import padded_vocab, token_rows, token_table
 from models.blocks.heads import CLASSIFIER, WithHeads, task_head
 from models.blocks.norm import Norm
-from models.blocks.tables import GPT_FIELDS, GPT_SETTINGS, dense_parameters, norm_parameters
-from models.core.family import Family, HuggingFace, Inputs
+from models.blocks.tables import dense_parameters, norm_parameters
+from models.core.family import Inputs
 from models.core.parameters import Parameter, Slot, parameter
 from models.core.sharding import constrain
 
@@ -107,33 +107,21 @@ def parameters(config: CTRLConfig) -> list[Parameter]:
     ]
 
 
-FAMILY = Family(
+FAMILY = decoder_family(
     config=CTRLConfig,
     sizes={
         # Not published; trains within minutes on a CPU.
         "tiny": CTRLConfig(width=128, depth=2, heads=2, feed_forward=512),
         "base": CTRLConfig(),
     },
-    inputs=INPUTS,
     trunk=CTRL,
     table=parameters,
     heads=(task_head(CLASSIFIER, "classifier", drops=False, biased=False),),
-    hf={
-        "model": HuggingFace(
-            folder="",
-            architectures={"CTRLLMHeadModel": (), "CTRLForSequenceClassification": (CLASSIFIER,)},
-            constants={"model_type": "ctrl"},
-            fields={**GPT_FIELDS, "dff": "feed_forward"},
-            settings=GPT_SETTINGS,
-            tied={"lm_head.weight": "transformer.w.weight"},
-            trunk="transformer.",
-            of_softmax=("lm_head.bias",),
-            pair=None,
-            prepare="--tokenizer character-bpe --specials ctrl",
-            assumed={"layer_norm_epsilon": EPSILON},
-        )
-    },
-    seen=seen,
-    attention="self",
-    attentions=attentions,
+    model_type="ctrl",
+    classes="CTRL",
+    tokens="transformer.w.weight",
+    fields={"dff": "feed_forward"},
+    of_softmax=("lm_head.bias",),
+    prepare="--tokenizer character-bpe --specials ctrl",
+    assumed={"layer_norm_epsilon": EPSILON},
 )

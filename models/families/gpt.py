@@ -5,10 +5,10 @@ Hugging Face: OpenAIGPTLMHeadModel and OpenAIGPTForSequenceClassification.
 
 import dataclasses
 
-from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, seen
+from models.attention.decoder import Decoder, DecoderConfig, decoder_family
 from models.blocks.heads import CLASSIFIER, task_head
-from models.blocks.tables import GPT_FIELDS, GPT_INNER, GPT_SETTINGS, gpt_layer_parameters
-from models.core.family import Converter, Family, HuggingFace
+from models.blocks.tables import GPT_INNER, gpt_layer_parameters
+from models.core.family import Converter
 from models.core.parameters import Parameter, Slot
 
 ACTIVATIONS = {"gelu_new": "gelu", "relu": "relu"}  # our names -> names in config.json
@@ -50,39 +50,27 @@ def parameters(config: GPTConfig) -> list[Parameter]:
     ]
 
 
-FAMILY = Family(
+FAMILY = decoder_family(
     config=GPTConfig,
     sizes={
         # Not published; trains within minutes on a CPU.
         "tiny": GPTConfig(positions=256, width=128, depth=2, heads=2, feed_forward=512),
         "base": GPTConfig(),
     },
-    inputs=INPUTS,
     trunk=GPT,
     table=parameters,
     heads=(task_head(CLASSIFIER, "score", drops=False, biased=False),),
-    hf={
-        "model": HuggingFace(
-            folder="",
-            architectures={"OpenAIGPTLMHeadModel": (), "OpenAIGPTForSequenceClassification": (CLASSIFIER,)},
-            constants={"model_type": "openai-gpt"},
-            fields={
-                **GPT_FIELDS,
-                "n_inner": GPT_INNER,
-                "afn": Converter(
-                    "activation",
-                    lambda config: ACTIVATIONS[config.activation],
-                    lambda fields: {hf: name for name, hf in ACTIVATIONS.items()}.get(fields["afn"], fields["afn"]),
-                ),
-            },
-            settings={**GPT_SETTINGS, "attn_pdrop": "attention_dropout"},
-            tied={"lm_head.weight": "transformer.tokens_embed.weight"},
-            trunk="transformer.",
-            pair=None,
-            prepare="--tokenizer character-bpe --specials gpt",
-        )
+    model_type="openai-gpt",
+    classes="OpenAIGPT",
+    tokens="transformer.tokens_embed.weight",
+    fields={
+        "n_inner": GPT_INNER,
+        "afn": Converter(
+            "activation",
+            lambda config: ACTIVATIONS[config.activation],
+            lambda fields: {hf: name for name, hf in ACTIVATIONS.items()}.get(fields["afn"], fields["afn"]),
+        ),
     },
-    seen=seen,
-    attention="self",
-    attentions=attentions,
+    settings={"attn_pdrop": "attention_dropout"},
+    prepare="--tokenizer character-bpe --specials gpt",
 )

@@ -7,20 +7,10 @@ has none.
 
 import dataclasses
 
-from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, seen
-from models.blocks.heads import CLASSIFIER, SPANS, TAGGER, WORD_HEADS, task_head
-from models.blocks.tables import (
-    GPT_FIELDS,
-    GPT_INNER,
-    GPT_SETTINGS,
-    gpt_layer_parameters,
-    norm_parameters,
-    same_dropout,
-)
-from models.core.family import Family, HuggingFace
+from models.attention.decoder import Decoder, DecoderConfig, decoder_family
+from models.blocks.heads import CLASSIFIER, WORD_HEADS, task_head
+from models.blocks.tables import GPT_INNER, gpt_layer_parameters, norm_parameters, same_dropout
 from models.core.parameters import Parameter, Slot
-
-ASSUMED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +49,7 @@ def _gpt3(depth: int, width: int, head_dim: int) -> GPT2Config:
     return _size(depth, width, head_dim, positions=2048, dropout=0.0, attention_dropout=0.0)
 
 
-FAMILY = Family(
+FAMILY = decoder_family(
     config=GPT2Config,
     sizes={
         # Not published; train within minutes on a CPU.
@@ -80,37 +70,17 @@ FAMILY = Family(
         "gpt3-13b": _gpt3(40, 5120, 128),  # a width of 5,140 in the table
         "gpt3-175b": _gpt3(96, 12288, 128),
     },
-    inputs=INPUTS,
     trunk=GPT2,
     table=parameters,
     heads=(
         task_head(CLASSIFIER, "score", drops=False, biased=False),
         *WORD_HEADS,
     ),
-    hf={
-        "model": HuggingFace(
-            folder="",
-            architectures={
-                "GPT2LMHeadModel": (),
-                "GPT2ForSequenceClassification": (CLASSIFIER,),
-                "GPT2ForTokenClassification": (TAGGER,),
-                "GPT2ForQuestionAnswering": (SPANS,),
-            },
-            constants={"model_type": "gpt2"},
-            fields={**GPT_FIELDS, "n_inner": GPT_INNER, "activation_function": "activation"},
-            settings={
-                **GPT_SETTINGS,
-                "attn_pdrop": "attention_dropout",
-                "classifier_dropout": same_dropout("resid_pdrop"),
-            },
-            tied={"lm_head.weight": "transformer.wte.weight"},
-            trunk="transformer.",
-            pair=None,
-            prepare="--tokenizer bpe --specials gpt2",
-            assumed=ASSUMED,
-        )
-    },
-    seen=seen,
-    attention="self",
-    attentions=attentions,
+    model_type="gpt2",
+    classes="GPT2",
+    tokens="transformer.wte.weight",
+    fields={"n_inner": GPT_INNER, "activation_function": "activation"},
+    settings={"attn_pdrop": "attention_dropout", "classifier_dropout": same_dropout("resid_pdrop")},
+    prepare="--tokenizer bpe --specials gpt2",
+    assumed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
 )
