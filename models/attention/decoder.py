@@ -65,6 +65,7 @@ class Decoder(WithHeads):
 
     config: DecoderConfig
     pre_norm: bool = True
+    take = staticmethod(caches.take)
 
     def setup(self):
         super().setup()
@@ -93,10 +94,6 @@ class Decoder(WithHeads):
         """Read the first tokens as `advance` does -> (hidden, a cache of them with room for `room` more)."""
         rows, places = inputs["segments"].shape
         return self.advance(inputs, self.empty_cache(rows, places + room))
-
-    def take(self, cache: Cache, rows: Array) -> Cache:
-        """Return the cache with the given rows, i32[n]."""
-        return caches.take(cache, rows)
 
     def advance(self, inputs: Inputs, cache: Cache) -> tuple[Array, Cache]:
         """Run `decode` on tokens that follow the cached ones, without dropout -> (hidden [rows, n, width], the cache

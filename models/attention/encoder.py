@@ -101,10 +101,6 @@ class Encoder(WithHeads):
         embedded, mask = self.embeddings(inputs), self.mask(inputs)
         return encode(self, self.config, embedded, mask, noise, self.program, slots)
 
-    def __call__(self, inputs: Inputs):
-        """Run every part once, for initialisation."""
-        return self.apply_heads(self.encode(inputs))
-
 
 def attentions(config: EncoderConfig, shape: Shape, memory: int) -> list[Attention]:
     """Return the attentions that a kernel may compute: all layers; without a sparse pattern not the last one, which is

@@ -122,6 +122,7 @@ class EncoderDecoder(WithHeads):
     """
 
     start: int = 0
+    take = staticmethod(caches.take)
 
     def embed(self, tokens: Array) -> Array:
         """Embed tokens i32[rows, n], or distributions as in `token_rows` -> f32[rows, n, width], without positions."""
@@ -187,11 +188,6 @@ class EncoderDecoder(WithHeads):
         states = (cache.keys, cache.values), (context.keys, context.values)
         x, (keys, values) = self.decoder(x, shared, None, CachedDecoderLayer, states)
         return x, Cache(keys, values, segments, filled + new.shape[1], context)
-
-    def take(self, cache: Cache, rows: Array) -> Cache:
-        """Return the cache with the given rows, i32[n]. Each must replace a row of the same text: a text's rows are
-        adjacent, and all texts have equally many."""
-        return caches.take(cache, rows)
 
     def token_logits(self, hidden: Array) -> Array:
         """See `Decoder.token_logits`."""

@@ -14,7 +14,7 @@ from models.blocks.embeddings import padded_vocab
 from models.blocks.norm import Norm
 from models.blocks.products import table_scores
 from models.blocks.tables import dense_parameters, token_head_parameters
-from models.core.family import Head
+from models.core.family import Head, Inputs
 from models.core.noise import dropout, site
 from models.core.parameters import Noise, parameter
 from models.core.program import Program
@@ -65,6 +65,10 @@ class WithHeads(nn.Module):
     def apply_heads(self, hidden: Array) -> list[Array]:
         """Apply each head to hidden [rows, length, width], for initialisation."""
         return [self.apply_head(head.name, hidden[:, :1]) for head in self.heads]
+
+    def __call__(self, inputs: Inputs):
+        """Run every part once, for initialisation."""
+        return self.apply_heads(self.encode(inputs))
 
 
 class TokenHead(nn.Module):

@@ -165,10 +165,6 @@ class Deberta(WithHeads):
         decodes = any(head.name == TOKENS for head in self.heads)
         return self.encoder(self.embeddings(inputs), inputs["segments"], noise, slots, decodes)
 
-    def __call__(self, inputs: Inputs):
-        """Run every part once, for initialisation."""
-        return self.apply_heads(self.encode(inputs))
-
 
 class Discriminator(nn.Module):
     """An encoder whose token embeddings are differences from another table's (He et al. 2021b, section 3.3)."""

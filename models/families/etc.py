@@ -140,10 +140,6 @@ class Etc(WithHeads):
         layer = EtcLayer(c, self.program, parent=None)
         return stack(self, [layer], c.depth, x, seen, site(noise, 1), self.program, slots)[0][0]
 
-    def __call__(self, inputs: Inputs):
-        """Run every part once, for initialisation."""
-        return self.apply_heads(self.encode(inputs))
-
 
 def named_by_path(rows: Iterable[Parameter]) -> tuple[Parameter, ...]:
     """Name rows of the parameter table in the export by their paths."""

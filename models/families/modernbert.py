@@ -157,10 +157,6 @@ class ModernBert(WithHeads):
         x, _ = through(self, self.config, x, by_kind, noise, self.program, slots)
         return constrain(self.norm(x), "batch", "length" if slots is None else None, None)
 
-    def __call__(self, inputs: Inputs):
-        """Run every part once, for initialisation."""
-        return self.apply_heads(self.encode(inputs))
-
 
 class ModernBertDecoder(Decoder):
     """The decoder; its logits have a transform and a bias."""

@@ -172,10 +172,6 @@ class XLNet(WithHeads):
         read = constrain(hidden.reshape(-1, hidden.shape[-1]), "batch", None)
         return tied_logits(read, self.tokens, self.bias, self.config.vocab_size)
 
-    def __call__(self, inputs: Inputs):
-        """Run the content stream and every head once, for initialisation."""
-        return self.apply_heads(self.encode(inputs))
-
 
 def signed_table(memory: int, length: int, width: int, reversed: Array) -> Array:
     """Return the encodings of the distances memory + length - 1, ..., -length of each row: f32[batch, distances,
