@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from jax import Array
 
 from models.attention.encoder_decoder import INPUTS, EncoderDecoder, Stack, attentions, seen
-from models.blocks.checks import check_activation, check_sizes
+from models.blocks.config import check_activation, check_sizes
 from models.blocks.embeddings import padding_bias, token_rows, token_table
 from models.blocks.layer import layer_sizes
 from models.blocks.tables import dense_parameters, norm_parameters

@@ -16,7 +16,7 @@ from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
 from models.attention.multi_head import attention_of
 from models.attention.transformer import CachedTransformerLayer, TransformerLayer
-from models.blocks.checks import check_encoder
+from models.blocks.config import TrunkConfig
 from models.blocks.embeddings import Embeddings, Term, padding_bias
 from models.blocks.heads import WithHeads, tied_logits, usual_classes
 from models.blocks.layer import layer_sizes
@@ -36,25 +36,18 @@ INPUTS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class DecoderConfig:
+class DecoderConfig(TrunkConfig):
     """Sizes and rates of a causal decoder; the defaults are those of GPT-2 with 124M parameters."""
 
     vocab_size: int = 50257  # number of tokens, without padding rows
     positions: int = 1024  # length of the longest sequence, in tokens
-    width: int = 768  # hidden size
-    depth: int = 12  # number of layers
-    heads: int = 12  # attention heads in each layer
-    feed_forward: int = 3072  # width inside the feed-forward block
     activation: str = "gelu_new"  # activation function of the feed-forward block
-    dropout: float = 0.1  # dropout rate of embeddings and block outputs
-    attention_dropout: float = 0.1  # dropout rate of attention probabilities
     norm_epsilon: float = 1e-5  # added to the variance in norms
-    init_std: float = 0.02  # standard deviation of the initial weights
     labels: tuple[str, ...] = ()  # classes of a task head
 
     def __post_init__(self):
         check_ranges(self, {"positions": COUNT}, "model.")
-        check_encoder(self)
+        super().__post_init__()
 
 
 class Decoder(WithHeads):

@@ -15,7 +15,7 @@ from models.attention.multi_head import attention_of
 from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.transformer import encode
-from models.blocks.checks import TABLES, check_encoder
+from models.blocks.config import TABLES, TrunkConfig
 from models.blocks.embeddings import Embeddings, Term
 from models.blocks.heads import WithHeads, usual_classes
 from models.blocks.layer import layer_sizes
@@ -38,27 +38,17 @@ INPUTS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class EncoderConfig:
+class EncoderConfig(TrunkConfig):
     """Sizes and rates of an encoder; the defaults are those of BERT-base."""
 
-    vocab_size: int = 30522  # number of tokens, without padding rows
     positions: int = 512  # length of the longest sequence, in tokens
     types: int = 2  # number of segment types (A, B)
-    width: int = 768  # hidden size
-    depth: int = 12  # number of layers
-    heads: int = 12  # attention heads in each layer
-    feed_forward: int = 3072  # width inside the feed-forward block
-    activation: str = "gelu"  # activation function of the feed-forward block
-    dropout: float = 0.1  # dropout rate of embeddings and block outputs
-    attention_dropout: float = 0.1  # dropout rate of attention probabilities
-    norm_epsilon: float = 1e-12  # added to the variance in norms
-    init_std: float = 0.02  # standard deviation of the initial weights
     pattern: Pattern = Pattern()  # which keys a query sees
     labels: tuple[str, ...] = ()  # classes of a task head
 
     def __post_init__(self):
         check_ranges(self, TABLES, "model.")
-        check_encoder(self)
+        super().__post_init__()
 
     # Descendants override these.
     projects: ClassVar[bool] = False  # whether a projection leads from embeddings to layers, which may differ in width
@@ -66,11 +56,6 @@ class EncoderConfig:
     padding_positions: ClassVar[int] = 0  # `padding` of the `Term` for positions
     shared_blocks: ClassVar[tuple[str, ...]] = ()  # blocks whose parameters layers share
     groups: ClassVar[int] = 1  # into how many groups of consecutive layers that share parameters
-
-    @property
-    def embedding(self) -> int:
-        """Width of the embeddings."""
-        return self.width
 
     @property
     def terms(self) -> tuple[Term, ...]:

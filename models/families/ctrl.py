@@ -12,6 +12,7 @@ from jax import Array
 
 from models.attention.decoder import Decoder, DecoderConfig, decoder_family
 from models.attention.relative import sinusoids
+from models.blocks.config import check_even
 from models.blocks.embeddings import padded_vocab, token_rows, token_table
 from models.blocks.heads import CLASSIFIER, WithHeads, task_head
 from models.blocks.norm import Norm
@@ -39,8 +40,7 @@ class CTRLConfig(DecoderConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.width % 2:
-            raise ValueError(f"model.width={self.width}: must be even, for sines and cosines")
+        check_even(self)
         if self.activation != "relu":
             raise ValueError(f"model.activation={self.activation!r}: in this family it is relu")
         if self.norm_epsilon != EPSILON:

@@ -23,7 +23,7 @@ from jax import Array
 from models.attention.disentangled import BLOCK, Buckets, DisentangledAttention
 from models.attention.mask import Mask
 from models.blocks.activations import ACTIVATIONS
-from models.blocks.checks import check_encoder
+from models.blocks.config import TrunkConfig
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings
 from models.blocks.feed_forward import FeedForward
@@ -44,38 +44,27 @@ INPUTS = {"tokens": Input(("length",)), "segments": Input(("length",))}
 
 
 @dataclasses.dataclass(frozen=True)
-class DebertaConfig:
+class DebertaConfig(TrunkConfig):
     """Sizes and rates; the defaults are those of DeBERTaV3-base's discriminator."""
 
     vocab_size: int = 128100  # number of tokens, without padding rows
     positions: int = 512  # length of the longest sequence, in tokens
-    width: int = 768  # hidden size
-    depth: int = 12  # number of layers
-    heads: int = 12  # attention heads in each layer
-    feed_forward: int = 3072  # width inside the feed-forward block
     buckets: int = 256  # of distances to either side; half of them have a single distance
     furthest: int = 512  # from this distance on, all distances share a bucket
     enhanced_decoder: bool = True  # whether masked tokens are predicted with absolute positions
     activation: str = "gelu"  # activation function of the feed-forward block and the masked-token head
     dropout: float = 0.1  # dropout rate of embeddings, buckets and block outputs
-    attention_dropout: float = 0.1  # dropout rate of attention probabilities
     norm_epsilon: float = 1e-7  # added to the variance in norms
-    init_std: float = 0.02  # standard deviation of the initial weights
     labels: tuple[str, ...] = ()  # classes of a task head
 
     def __post_init__(self):
-        check_encoder(self)
+        super().__post_init__()
         check_ranges(self, dict.fromkeys(("positions", "buckets", "furthest"), COUNT), "model.")
         if self.buckets % 2 or self.furthest <= self.buckets // 2 + 1:
             raise ValueError(
                 f"model.buckets={self.buckets}, furthest={self.furthest}: buckets must be even, and the furthest "
                 "distance above half of them plus 1"
             )
-
-    @property
-    def embedding(self) -> int:
-        """Width of the embeddings."""
-        return self.width
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.transformer import encode
 from models.blocks.activations import ACTIVATIONS
-from models.blocks.checks import SHARED, TABLES, check_activation, check_sizes
+from models.blocks.config import SHARED, TABLES, check_activation, check_sizes
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings
 from models.blocks.heads import CHOICE, CLASSIFIER, WORD_HEADS, TokenHead, task_head

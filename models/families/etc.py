@@ -24,7 +24,7 @@ from jax import Array
 from models.attention.etc import KINDS, LongGlobalAttention, Sight, sights
 from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern
-from models.blocks.checks import check_encoder
+from models.blocks.config import TrunkConfig
 from models.blocks.embeddings import token_table
 from models.blocks.feed_forward import FeedForward
 from models.blocks.heads import TOKENS, WithHeads, token_head
@@ -41,36 +41,22 @@ from models.core.sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True)
-class EtcConfig:
+class EtcConfig(TrunkConfig):
     """Sizes and rates of the model."""
 
     vocab_size: int = 50265  # number of tokens, without padding rows
-    width: int = 768  # hidden size
-    depth: int = 12  # number of layers
-    heads: int = 12  # attention heads in each layer
-    feed_forward: int = 3072  # width inside the feed-forward block
-    activation: str = "gelu"  # activation function of the feed-forward block
-    dropout: float = 0.1  # dropout rate of embeddings and block outputs
-    attention_dropout: float = 0.1  # dropout rate of attention probabilities
-    norm_epsilon: float = 1e-12  # added to the variance in norms
-    init_std: float = 0.02  # standard deviation of the initial weights
     block: int = 84  # tokens of a block
     window: int = 3  # blocks that a long token sees, its own in the middle; odd
     distance: int = 12  # distances beyond this one are clipped to it
 
     def __post_init__(self):
-        check_encoder(self)
+        super().__post_init__()
         check_ranges(self, {"block": COUNT, "window": COUNT, "distance": COUNT}, "model.")
         if self.window % 2 == 0:
             raise ValueError(
                 f"model.window={self.window}: must be odd, with a token's own block in the middle; use "
                 f"{self.window - 1} or {self.window + 1}"
             )
-
-    @property
-    def embedding(self) -> int:
-        """Width of the embeddings."""
-        return self.width
 
     @property
     def pattern(self) -> Pattern:

@@ -6,8 +6,10 @@ has none.
 """
 
 import dataclasses
+import functools
 
 from models.attention.decoder import Decoder, DecoderConfig, decoder_family
+from models.blocks.config import sized
 from models.blocks.heads import CLASSIFIER, WORD_HEADS, task_head
 from models.blocks.tables import GPT_INNER, gpt_layer_parameters, norm_parameters, same_dropout
 from models.core.parameters import Parameter, Slot
@@ -41,14 +43,10 @@ def parameters(config: GPT2Config) -> list[Parameter]:
     ]
 
 
-def _size(depth: int, width: int, head_dim: int = 64, **changes) -> GPT2Config:
-    return GPT2Config(width=width, depth=depth, heads=width // head_dim, feed_forward=4 * width, **changes)
+_size = functools.partial(sized, GPT2Config)
 
 
-def _gpt3(depth: int, width: int, head_dim: int) -> GPT2Config:
-    return _size(depth, width, head_dim, positions=2048, dropout=0.0, attention_dropout=0.0)
-
-
+_gpt3 = functools.partial(_size, positions=2048, dropout=0.0, attention_dropout=0.0)
 FAMILY = decoder_family(
     config=GPT2Config,
     sizes={

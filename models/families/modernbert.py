@@ -23,7 +23,7 @@ from models.attention.local_global import PERIOD, attentions, seen, seen_by_patt
 from models.attention.mask import Mask
 from models.attention.patterns.pattern import DENSE, Pattern
 from models.blocks.activations import ACTIVATIONS
-from models.blocks.checks import check_encoder
+from models.blocks.config import TrunkConfig
 from models.blocks.crf import crf_head
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings, padded_vocab, padding_bias
@@ -53,23 +53,19 @@ INPUTS = dict.fromkeys(("tokens", "segments"), Input(("length",)))
 
 
 @dataclasses.dataclass(frozen=True)
-class ModernBertConfig:
+class ModernBertConfig(TrunkConfig):
     """Sizes and rates; the defaults are those of ModernBERT-base."""
 
     vocab_size: int = 50368  # number of tokens, without padding rows
     positions: int = 8192  # length of the longest row, in tokens; no table has so many rows
-    width: int = 768  # hidden size
     depth: int = 22  # number of layers, one more than a multiple of 3
-    heads: int = 12  # attention heads in each layer
     feed_forward: int = 1152  # width inside the feed-forward block
-    activation: str = "gelu"  # activation function of the feed-forward block
     pattern: Pattern = Pattern("longformer", windows=(128,))  # the window of local layers; dense: all layers are global
     global_base: float = 160_000.0  # base of the rotary positions of global layers
     local_base: float = 10_000.0  # the same of local layers
     dropout: float = 0.1  # dropout rate of the attention's output
     attention_dropout: float = 0.0  # dropout rate of attention probabilities
     norm_epsilon: float = 1e-5  # added to the variance in norms
-    init_std: float = 0.02  # standard deviation of the initial weights
     labels: tuple[str, ...] = ()  # classes of a task head
 
     causal: ClassVar[bool] = False
@@ -79,7 +75,7 @@ class ModernBertConfig:
 
     def __post_init__(self):
         check_ranges(self, {"positions": COUNT, "global_base": POSITIVE, "local_base": POSITIVE}, "model.")
-        check_encoder(self)
+        super().__post_init__()
         if self.depth % PERIOD != 1:
             low = max(1, (self.depth - 1) // PERIOD * PERIOD + 1)
             raise ValueError(

@@ -12,7 +12,7 @@ from jax import Array
 
 from models.attention.distances import Buckets
 from models.attention.encoder_decoder import INPUTS, EncoderDecoder, Stack, attentions, seen
-from models.blocks.checks import SIZES, check_activation
+from models.blocks.config import SIZES, check_activation
 from models.blocks.embeddings import padding_bias, token_rows, token_table
 from models.blocks.layer import layer_sizes
 from models.core.family import Converter, Family, HuggingFace

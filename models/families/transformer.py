@@ -12,6 +12,7 @@ from jax import Array
 
 from models.attention.absolute import AbsoluteConfig, AbsoluteEncoderDecoder, PositionedStack, absolute_family
 from models.attention.relative import sinusoids
+from models.blocks.config import check_even
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +23,7 @@ class TransformerConfig(AbsoluteConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.width % 2:
-            raise ValueError(f"model.width={self.width}: must be even, for sines and cosines")
+        check_even(self)
 
 
 class SinusoidalStack(PositionedStack):

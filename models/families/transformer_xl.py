@@ -8,7 +8,6 @@ holds `model.safetensors`, with the table's paths as names and layers stacked, a
 
 import dataclasses
 from itertools import pairwise
-from typing import ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ from models.attention.relative import (
     distance_table,
     sinusoids,
 )
-from models.blocks.checks import check_relative
+from models.blocks.config import RememberingConfig
 from models.blocks.embeddings import padded_vocab, token_table
 from models.blocks.feed_forward import FeedForward
 from models.blocks.heads import tied_logits
@@ -42,7 +41,7 @@ PROJECTION_STD = 0.01  # of the clusters' initial projections, as in the origina
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerXLConfig:
+class TransformerXLConfig(RememberingConfig):
     """Sizes and rates of the model."""
 
     vocab_size: int = 267735  # tokens, without padding rows; with cutoffs, numbered by falling frequency
@@ -51,20 +50,16 @@ class TransformerXLConfig:
     heads: int = 10  # attention heads in each layer
     feed_forward: int = 2100  # width inside the feed-forward block
     activation: str = "relu"  # activation function of the feed-forward block
-    dropout: float = 0.1  # dropout rate of embeddings, distances, block outputs, inside the feed-forward block
     attention_dropout: float = 0.0  # dropout rate of attention probabilities
     norm_epsilon: float = 1e-5  # added to the variance in norms
-    init_std: float = 0.02  # standard deviation of the initial weights
     memory: int = 150  # how many earlier tokens are remembered in training
     cutoffs: tuple[int, ...] = (20000, 40000, 200000)
     """First token of each cluster after the first one, ascending; cutoffs beyond the vocabulary have no effect."""
     divisor: int = 1  # each cluster's embeddings are narrower than those of the one before by this factor
     shared_biases: bool = True  # whether all layers have the same u and v
 
-    inner_dropout: ClassVar[bool] = True
-
     def __post_init__(self):
-        check_relative(self)
+        super().__post_init__()
         check_ranges(self, {"divisor": COUNT}, "model.")
         if list(self.cutoffs) != sorted(set(self.cutoffs)) or not all(map(COUNT.holds, self.cutoffs)):
             raise ValueError(f"model.cutoffs={self.cutoffs}: must ascend, each {COUNT.words}")

@@ -9,6 +9,7 @@ see what the attention mask that a user passes says, by default all tokens.
 """
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from models.attention.mask import Mask
 from models.attention.multi_head import attention_of
 from models.attention.patterns.pattern import DENSE
 from models.attention.transformer import CachedTransformerLayer
+from models.blocks.config import sized
 from models.blocks.heads import bert_heads
 from models.blocks.layer import layer_sizes
 from models.blocks.stack import stack
@@ -109,10 +111,7 @@ def attentions(config: UniLMConfig, shape: Shape, memory: int) -> list[Attention
     return [attention_of(layer_sizes(config), shape.length, ranked=True)] * (config.depth > 1)
 
 
-def _size(depth: int, width: int) -> UniLMConfig:
-    return UniLMConfig(width=width, depth=depth, heads=width // 64, feed_forward=4 * width)
-
-
+_size = functools.partial(sized, UniLMConfig)
 _OF_BERT = encoder_family(
     config=UniLMConfig,
     sizes={

@@ -7,7 +7,7 @@ Hugging Face: XLNetLMHeadModel, and the classes with task heads.
 """
 
 import dataclasses
-from typing import ClassVar
+import functools
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask, chosen, remembering
 from models.attention.operands import Biases, Types
 from models.attention.relative import RelativeAttention, distance_table, sinusoids
-from models.blocks.checks import check_relative
+from models.blocks.config import RememberingConfig, sized
 from models.blocks.crf import crf_head
 from models.blocks.embeddings import padded_vocab, token_table
 from models.blocks.feed_forward import FeedForward
@@ -36,26 +36,11 @@ from models.core.sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True)
-class XLNetConfig:
+class XLNetConfig(RememberingConfig):
     """Sizes and rates of the model."""
 
     vocab_size: int = 32000  # number of tokens, without padding rows
-    width: int = 768  # hidden size
-    depth: int = 12  # number of layers
-    heads: int = 12  # attention heads in each layer
-    feed_forward: int = 3072  # width inside the feed-forward block
-    activation: str = "gelu"  # activation function of the feed-forward block
-    dropout: float = 0.1  # dropout rate of embeddings, distances, block outputs, inside the feed-forward block
-    attention_dropout: float = 0.1  # dropout rate of attention probabilities
-    norm_epsilon: float = 1e-12  # added to the variance in norms
-    init_std: float = 0.02  # standard deviation of the initial weights
-    memory: int = 384  # how many earlier tokens are remembered in training
     labels: tuple[str, ...] = ()  # classes of a task head
-
-    inner_dropout: ClassVar[bool] = True
-
-    def __post_init__(self):
-        check_relative(self)
 
 
 class XLNetLayer(nn.Module):
@@ -230,10 +215,7 @@ def attentions(config: XLNetConfig, shape: Shape, memory: int) -> list[Attention
     return [Attention(*sizes, chosen=chosen, ranked=True) for chosen in (False, True)]
 
 
-def _size(depth: int, width: int, **changes) -> XLNetConfig:
-    return XLNetConfig(width=width, depth=depth, heads=width // 64, feed_forward=4 * width, **changes)
-
-
+_size = functools.partial(sized, XLNetConfig)
 FAMILY = Family(
     config=XLNetConfig,
     sizes={
