@@ -12,9 +12,9 @@ from models.attention.encoder_decoder import INPUTS, EncoderDecoder, Stack, atte
 from models.blocks.config import check_activation, check_sizes
 from models.blocks.embeddings import padding_bias, token_rows, token_table
 from models.blocks.layer import layer_sizes
-from models.blocks.tables import dense_parameters, norm_parameters
+from models.blocks.tables import PRODUCTS, stacked_parameters
 from models.core.family import Converter, Family, Head, HuggingFace
-from models.core.parameters import LAYERS, Parameter, Slot
+from models.core.parameters import Parameter, Slot
 from models.core.ranges import COUNT, RATE, check_ranges
 from models.core.sharding import constrain
 
@@ -85,24 +85,13 @@ class AbsoluteEncoderDecoder(EncoderDecoder):
 
 def stack_parameters(stack: str, kinds: Sequence[str] = ("self",)) -> list[Parameter]:
     """Return the table rows of a `PositionedStack`, by the names of transformers' BART.   kinds: of attention there."""
-    layer = f"model.{stack}.layers.{{layer}}"
-
-    def norm(path: str, name: str) -> list[Parameter]:
-        return norm_parameters(f"{stack}/layers/{path}/norm", (LAYERS, "width"), {"model": f"{layer}.{name}"})
-
-    def dense(path: str, axes: tuple, name: str) -> list[Parameter]:
-        return dense_parameters(f"{stack}/layers/{path}", (LAYERS, *axes), {"model": f"{layer}.{name}"})
-
-    rows = []
+    names = {}
     for kind in kinds:
         path = "attention" if kind == "self" else "cross_attention"
-        for product in ("query", "key", "value"):
-            rows += dense(f"{path}/{product}", ("width", "heads"), f"{kind}_attn.{product[0]}_proj")
-        rows += dense(f"{path}/output", ("heads", "width"), f"{kind}_attn.out_proj")
-        rows += norm(path, f"{kind}_attn_layer_norm")
-    rows += dense("feed_forward/up", ("width", "feed_forward"), "fc1")
-    rows += dense("feed_forward/down", ("feed_forward", "width"), "fc2")
-    return rows + norm("feed_forward", "final_layer_norm")
+        names |= {f"{path}/{name}": f"{kind}_attn.{name[0]}_proj" for name in PRODUCTS}
+        names |= {f"{path}/output": f"{kind}_attn.out_proj", f"{path}/norm": f"{kind}_attn_layer_norm"}
+    names |= {"feed_forward/up": "fc1", "feed_forward/down": "fc2", "feed_forward/norm": "final_layer_norm"}
+    return stacked_parameters(f"{stack}/layers", names, {"model": f"model.{stack}.layers.{{layer}}"})
 
 
 def absolute_family(

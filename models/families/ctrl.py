@@ -16,7 +16,7 @@ from models.blocks.config import check_even
 from models.blocks.embeddings import padded_vocab, token_rows, token_table
 from models.blocks.heads import CLASSIFIER, WithHeads, task_head
 from models.blocks.norm import Norm
-from models.blocks.tables import dense_parameters, norm_parameters
+from models.blocks.tables import norm_parameters, stacked_parameters
 from models.core.family import Inputs
 from models.core.parameters import Parameter, Slot, parameter
 from models.core.sharding import constrain
@@ -82,26 +82,23 @@ class CTRL(Decoder):
         return hidden, table, self.bias + unpadded
 
 
+LAYER = {
+    "attention/query": "multi_head_attention.Wq",
+    "attention/key": "multi_head_attention.Wk",
+    "attention/value": "multi_head_attention.Wv",
+    "attention/output": "multi_head_attention.dense",
+    "attention/norm": "layernorm1",
+    "feed_forward/up": "ffn.0",
+    "feed_forward/down": "ffn.2",
+    "feed_forward/norm": "layernorm2",
+}
+
+
 def parameters(config: CTRLConfig) -> list[Parameter]:
     """Return CTRL's parameter table."""
-    layer = "transformer.h.{layer}"
-
-    def dense(path, axes, name):
-        return dense_parameters(f"layers/{path}", ("layers", *axes), {"model": f"{layer}.{name}"})
-
-    def norm(path, name):
-        return norm_parameters(f"layers/{path}", ("layers", "width"), {"model": f"{layer}.{name}"})
-
     return [
         Parameter("embeddings/tokens", ("vocab", "embedding"), {"model": Slot("transformer.w.weight")}),
-        *dense("attention/query", ("width", "heads"), "multi_head_attention.Wq"),
-        *dense("attention/key", ("width", "heads"), "multi_head_attention.Wk"),
-        *dense("attention/value", ("width", "heads"), "multi_head_attention.Wv"),
-        *dense("attention/output", ("heads", "width"), "multi_head_attention.dense"),
-        *norm("attention/norm", "layernorm1"),
-        *dense("feed_forward/up", ("width", "feed_forward"), "ffn.0"),
-        *dense("feed_forward/down", ("feed_forward", "width"), "ffn.2"),
-        *norm("feed_forward/norm", "layernorm2"),
+        *stacked_parameters("layers", LAYER, {"model": "transformer.h.{layer}"}),
         *norm_parameters("norm", ("width",), {"model": "transformer.layernorm"}),
         Parameter("bias", ("vocab",), {"model": Slot("lm_head.bias")}),
     ]

@@ -31,7 +31,7 @@ from models.blocks.heads import TOKENS, WithHeads, token_head
 from models.blocks.layer import layer_sizes
 from models.blocks.norm import Norm
 from models.blocks.stack import stack
-from models.blocks.tables import dense_parameters, norm_parameters
+from models.blocks.tables import norm_parameters, stacked_parameters
 from models.core.family import Family, HuggingFace, Input, Inputs, Shape
 from models.core.noise import dropout, site
 from models.core.parameters import LAYERS, Noise, Parameter, Slot, parameter
@@ -142,17 +142,11 @@ def parameters(config: EtcConfig) -> tuple[Parameter, ...]:
     ]
     for near, far in (KINDS, KINDS[::-1]):
         table.append(Parameter(f"layers/attention/{near}_relative", (LAYERS, None, "heads"), {}))
-        table += dense_parameters(f"layers/attention/{near}_query", (LAYERS, "width", "heads"), {})
-        for name in (f"{near}_to_{keys}_{what}" for keys in (near, far) for what in ("key", "value")):
-            table += dense_parameters(f"layers/attention/{name}", (LAYERS, "width", "heads"), {})
-        table += dense_parameters(f"layers/attention/{near}_output", (LAYERS, "heads", "width"), {})
-    table += [
-        *norm_parameters("layers/attention/norm", (LAYERS, "width"), {}),
-        *dense_parameters("layers/feed_forward/up", (LAYERS, "width", "feed_forward"), {}),
-        *dense_parameters("layers/feed_forward/down", (LAYERS, "feed_forward", "width"), {}),
-        *norm_parameters("layers/feed_forward/norm", (LAYERS, "width"), {}),
-    ]
-    return named_by_path(table)
+        keys_and_values = (f"{near}_to_{keys}_{what}" for keys in (near, far) for what in ("key", "value"))
+        paths = (f"{near}_query", *keys_and_values, f"{near}_output")
+        table += stacked_parameters("layers/attention", dict.fromkeys(paths, ""), {})
+    paths = "attention/norm", "feed_forward/up", "feed_forward/down", "feed_forward/norm"
+    return named_by_path([*table, *stacked_parameters("layers", dict.fromkeys(paths, ""), {})])
 
 
 def seen(config: EtcConfig, shape: Shape) -> float:

@@ -39,7 +39,7 @@ from models.blocks.heads import (
     usual_classes,
 )
 from models.blocks.norm import Norm
-from models.blocks.tables import HF_SIZES
+from models.blocks.tables import HF_SIZES, PRODUCTS, dense_parameters, norm_parameters, stacked_parameters
 from models.core.family import Converter, Family, Head, HuggingFace, Input, Inputs
 from models.core.parameters import LAYERS, Noise, Parameter, Slot, parameter
 from models.core.program import Program
@@ -181,39 +181,35 @@ class ModernBertDecoder(Decoder):
         return self.lm_head(hidden), self.embeddings.tokens, bias
 
 
-def _matrix(path: str, axes: tuple, name: str, **slot: Any) -> Parameter:
-    return Parameter(f"{path}/kernel", axes, {"model": Slot(f"{name}.weight", "T", **slot)})
-
-
-def _norm(path: str, name: str, axes: tuple = ("width",), **slot: Any) -> Parameter:
-    return Parameter(f"{path}/scale", axes, {"model": Slot(f"{name}.weight", **slot)})
-
-
 def _layers(prefix: str, numbers: dict[int, int], causal: bool, normed: bool) -> list[Parameter]:
     """Return the rows of a stack of layers.   numbers: layer in Hugging Face -> its place in the stack."""
-    layer = "model.layers.{layer}."
-    matrix = lambda path, axes, name, **slot: _matrix(
-        f"{prefix}/{path}", (LAYERS, *axes), layer + name, layers=numbers, **slot
-    )
-    norm = lambda path, name: _norm(f"{prefix}/{path}/norm", layer + name, (LAYERS, "width"), layers=numbers)
-    projections = [
-        matrix(f"attention/{name}", ("width", "heads"), f"attn.{name[0]}_proj")
-        if causal
-        else matrix(f"attention/{name}", ("width", "heads"), "attn.Wqkv", axis=0)
-        for name in ("query", "key", "value")
-    ]
-    return [
-        *[norm("attention", "attn_norm")] * (not normed),
-        *projections,
-        matrix("attention/output", ("heads", "width"), "attn.Wo"),
-        norm("feed_forward", "mlp_norm"),
-        *(matrix(f"feed_forward/{name}", ("width", "feed_forward"), "mlp.Wi", axis=0) for name in ("up", "gate")),
-        matrix("feed_forward/down", ("feed_forward", "width"), "mlp.Wo"),
-    ]
+    names = {
+        "attention/norm": "attn_norm",
+        **{f"attention/{name}": f"attn.{name[0]}_proj" if causal else "attn.Wqkv" for name in PRODUCTS},
+        "attention/output": "attn.Wo",
+        "feed_forward/norm": "mlp_norm",
+        "feed_forward/up": "mlp.Wi",
+        "feed_forward/gate": "mlp.Wi",
+        "feed_forward/down": "mlp.Wo",
+    }
+    if normed:
+        del names["attention/norm"]
+
+    def placed(row: Parameter) -> Parameter:
+        slot = row.hf["model"]
+        axis = 0 if slot.name.endswith(("Wqkv.weight", "Wi.weight")) else None
+        return row._replace(hf={"model": slot._replace(axis=axis, layers=numbers)})
+
+    return [placed(row) for row in stacked_parameters(prefix, names, {"model": "model.layers.{layer}"}, biased=False)]
+
+
+def _norm(path: str, name: str) -> Parameter:
+    return norm_parameters(path, ("width",), {"model": name})[0]
 
 
 def _transform_parameters(path: str, name: str) -> tuple[Parameter, ...]:
-    return _matrix(f"{path}/dense", ("width", None), f"{name}.dense"), _norm(f"{path}/norm", f"{name}.norm")
+    kernel, _ = dense_parameters(f"{path}/dense", ("width", None), {"model": f"{name}.dense"})
+    return kernel, _norm(f"{path}/norm", f"{name}.norm")
 
 
 _BIAS = Parameter(f"{TOKENS}/bias", ("vocab",), {"model": Slot("decoder.bias")})

@@ -15,8 +15,9 @@ from models.attention.encoder_decoder import INPUTS, EncoderDecoder, Stack, atte
 from models.blocks.config import SIZES, check_activation
 from models.blocks.embeddings import padding_bias, token_rows, token_table
 from models.blocks.layer import layer_sizes
+from models.blocks.tables import stacked_parameters
 from models.core.family import Converter, Family, HuggingFace
-from models.core.parameters import LAYERS, Parameter, Slot
+from models.core.parameters import Parameter, Slot
 from models.core.ranges import COUNT, POSITIVE, RATE, check_ranges
 from models.core.sharding import constrain
 
@@ -103,33 +104,31 @@ class T5(EncoderDecoder):
 
 def parameters(config: T5Config) -> list[Parameter]:
     """Return T5's parameter table."""
-
-    def matrix(path: str, axes: tuple, name: str, layout: str = "") -> Parameter:
-        return Parameter(path, axes, {"model": Slot(f"{name}.weight", layout)})
-
-    def block(side: str, path: str, number: int, name: str, products: dict[str, tuple[str, str, str]]):
-        prefix = f"{side}.block.{{layer}}.layer.{number}"
-        rows = [matrix(f"{side}/layers/{path}/norm/scale", (LAYERS, "width"), f"{prefix}.layer_norm")]
-        for product, (hf, *axes) in products.items():
-            rows.append(matrix(f"{side}/layers/{path}/{product}/kernel", (LAYERS, *axes), f"{prefix}.{name}.{hf}", "T"))
-        return rows
-
-    attention = {name: (name[0], "width", "heads") for name in ("query", "key", "value")}
-    attention |= {"output": ("o", "heads", "width")}
-    inner = {"up": "wi_0", "gate": "wi_1"} if config.gated else {"up": "wi"}
-    feed_forward = {name: (hf, "width", "feed_forward") for name, hf in inner.items()}
-    feed_forward |= {"down": ("wo", "feed_forward", "width")}
+    matrix = lambda path, axes, name: Parameter(path, axes, {"model": Slot(f"{name}.weight")})
     rows = [matrix("tokens", ("vocab", "embedding"), "shared")]
     rows += [matrix("lm_head", ("vocab", "embedding"), "lm_head")] * (not config.tied)
     for side in ("encoder", "decoder"):
         bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
+        names = _layer(config, has_context=side == "decoder")
         rows += [matrix(f"{side}/distances", (None, None), bias)]
-        rows += block(side, "attention", 0, "SelfAttention", attention)
-        if side == "decoder":
-            rows += block(side, "cross_attention", 1, "EncDecAttention", attention)
-        rows += block(side, "feed_forward", 1 + (side == "decoder"), "DenseReluDense", feed_forward)
+        rows += stacked_parameters(f"{side}/layers", names, {"model": f"{side}.block.{{layer}}"}, biased=False)
         rows += [matrix(f"{side}/norm/scale", ("width",), f"{side}.final_layer_norm")]
     return rows
+
+
+def _layer(config: T5Config, has_context: bool) -> dict[str, str]:
+    """Return path of a norm or dense layer -> its name in Hugging Face's layer.   has_context: whether there is
+    cross-attention."""
+    attention = {"query": "q", "key": "k", "value": "v", "output": "o"}
+    inner = {"up": "wi_0", "gate": "wi_1"} if config.gated else {"up": "wi"}
+    blocks = [("attention", "SelfAttention", attention)]
+    blocks += [("cross_attention", "EncDecAttention", attention)] * has_context
+    blocks += [("feed_forward", "DenseReluDense", inner | {"down": "wo"})]
+    names = {}
+    for number, (path, block, products) in enumerate(blocks):
+        names[f"{path}/norm"] = f"layer.{number}.layer_norm"
+        names |= {f"{path}/{name}": f"layer.{number}.{block}.{hf}" for name, hf in products.items()}
+    return names
 
 
 def _block(config: T5Config) -> str:

@@ -29,7 +29,7 @@ from models.blocks.layer import layer_sizes
 from models.blocks.memory import Memory, empty_memory, remember
 from models.blocks.products import product
 from models.blocks.stack import stack
-from models.blocks.tables import dense_parameters, norm_parameters
+from models.blocks.tables import stacked_parameters
 from models.core.family import Converter, Family, HuggingFace, Input, Inputs
 from models.core.noise import dropout, site
 from models.core.parameters import LAYERS, Noise, Parameter, Slot, parameter
@@ -249,13 +249,9 @@ def parameters(config: TransformerXLConfig) -> list[Parameter]:
         table += [layer(name, "heads") for name in biases]
     for name in ("query", "key", "value", "position"):
         table.append(layer(f"attention/{name}/kernel", "width", "heads"))
-    table += [
-        layer("attention/output/kernel", "heads", "width"),
-        *norm_parameters("layers/attention/norm", (LAYERS, "width"), {}),
-        *dense_parameters("layers/feed_forward/up", (LAYERS, "width", "feed_forward"), {}),
-        *dense_parameters("layers/feed_forward/down", (LAYERS, "feed_forward", "width"), {}),
-        *norm_parameters("layers/feed_forward/norm", (LAYERS, "width"), {}),
-    ]
+    table.append(layer("attention/output/kernel", "heads", "width"))
+    paths = "attention/norm", "feed_forward/up", "feed_forward/down", "feed_forward/norm"
+    table += stacked_parameters("layers", dict.fromkeys(paths, ""), {})
     return [parameter._replace(hf={"model": Slot(parameter.path)}) for parameter in table]
 
 
