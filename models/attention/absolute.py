@@ -2,21 +2,19 @@
 parameter table, and a function that declares such a family."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from jax import Array
 
 from models.attention.encoder_decoder import INPUTS, EncoderDecoder, Stack, attentions, seen
 from models.blocks.config import check_activation, check_sizes
-from models.blocks.embeddings import padding_bias, token_rows, token_table
+from models.blocks.embeddings import padding_bias, token_table
 from models.blocks.layer import layer_sizes
 from models.blocks.tables import PRODUCTS, stacked_parameters
-from models.core.family import Converter, Family, Head, HuggingFace
+from models.core.family import Family, declare
 from models.core.parameters import Parameter, Slot
 from models.core.ranges import COUNT, RATE, check_ranges
-from models.core.sharding import constrain
 
 # Names in the config.json of transformers' BART and its relatives -> config fields
 HF_FIELDS = {
@@ -74,10 +72,6 @@ class AbsoluteEncoderDecoder(EncoderDecoder):
         self.encoder = self.kind(layer_sizes(c), c.depth, self.program, rows=c.positions)
         self.decoder = self.kind(layer_sizes(c), c.decoder_depth, self.program, rows=c.positions)
 
-    def embed(self, tokens: Array) -> Array:
-        """See `EncoderDecoder.embed`."""
-        return token_rows(constrain(self.tokens, "vocab", None), tokens)
-
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
         """See `Decoder.softmax`."""
         return hidden, self.tokens, padding_bias(self.config.vocab_size)
@@ -94,46 +88,22 @@ def stack_parameters(stack: str, kinds: Sequence[str] = ("self",)) -> list[Param
     return stacked_parameters(f"{stack}/layers", names, {"model": f"model.{stack}.layers.{{layer}}"})
 
 
-def absolute_family(
-    config: type,
-    model_type: str,
-    sizes: dict[str, Any],
-    trunk: Callable,
-    table: Callable[[Any], list[Parameter]],
-    architectures: Mapping[str, tuple[str, ...]],
-    constants: Mapping[str, Any],
-    settings: Mapping[str, str | Converter] = MappingProxyType({}),
-    fields: Mapping[str, str | Converter] = MappingProxyType({}),
-    heads: tuple[Head, ...] = (),
-    continues: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
-    **of_class: Any,
-) -> Family:
+def absolute_family(model_type: str, table: Callable[[Any], list[Parameter]], **others: Any) -> Family:
     """Declare a family.   model_type: in its config.json.   table: its rows beside those of tokens and stacks.
-    fields, settings: beside those of sizes and dropout rates.   of_class: other fields of `HuggingFace`."""
+    others: as in `declare`."""
     tokens = Parameter("tokens", ("vocab", "embedding"), {"model": Slot("model.shared.weight")})
     decoder = stack_parameters("decoder", ("self", "encoder"))
-    return Family(
-        config=config,
-        sizes=sizes,
-        inputs=INPUTS,
-        trunk=trunk,
-        table=lambda c: [tokens, *table(c), *stack_parameters("encoder"), *decoder],
-        heads=heads,
-        hf={
-            "model": HuggingFace(
-                folder="",
-                architectures=architectures,
-                constants={"model_type": model_type, "is_encoder_decoder": True, **constants},
-                fields={**HF_FIELDS, **fields},
-                settings={"dropout": "dropout", "attention_dropout": "attention_dropout", **settings},
-                tied=dict.fromkeys(_TABLES, "model.shared.weight"),
-                trunk="model.",
-                zeros=("final_logits_bias",),
-                **of_class,
-            )
-        },
-        seen=seen,
-        attention="self",
-        attentions=attentions,
-        continues=continues,
-    )
+    usual = {
+        "inputs": INPUTS,
+        "table": lambda c: [tokens, *table(c), *stack_parameters("encoder"), *decoder],
+        "seen": seen,
+        "attention": "self",
+        "attentions": attentions,
+        "constants": {"model_type": model_type, "is_encoder_decoder": True},
+        "fields": HF_FIELDS,
+        "settings": {"dropout": "dropout", "attention_dropout": "attention_dropout"},
+        "tied": dict.fromkeys(_TABLES, "model.shared.weight"),
+        "prefix": "model.",
+        "zeros": ("final_logits_bias",),
+    }
+    return declare(usual, **others)

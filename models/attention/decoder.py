@@ -2,8 +2,6 @@
 function that declares such a family."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import flax.linen as nn
@@ -23,9 +21,9 @@ from models.blocks.layer import layer_sizes
 from models.blocks.norm import Norm
 from models.blocks.stack import stack
 from models.blocks.tables import GPT_FIELDS, GPT_SETTINGS
-from models.core.family import Converter, Family, Head, HuggingFace, Input, Inputs, Shape
+from models.core.family import Family, Head, Input, Inputs, Shape, declare
 from models.core.noise import dropout, site
-from models.core.parameters import Noise, Parameter
+from models.core.parameters import Noise
 from models.core.ranges import COUNT, check_ranges
 from models.core.sharding import constrain
 
@@ -144,45 +142,23 @@ def seen(config: DecoderConfig, shape: Shape) -> float:
     return (shape.length + 1) / (2 * shape.length)
 
 
-def decoder_family(
-    config: type,
-    sizes: dict[str, Any],
-    trunk: type[Decoder],
-    table: Callable[[Any], list[Parameter]],
-    heads: tuple[Head, ...],
-    model_type: str,
-    classes: str,
-    tokens: str,
-    fields: Mapping[str, str | Converter],
-    settings: Mapping[str, str | Converter] = MappingProxyType({}),
-    **of_class: Any,
-) -> Family:
+def decoder_family(model_type: str, heads: tuple[Head, ...], classes: str, tokens: str, **others: Any) -> Family:
     """Declare the family of GPT or of a relative.
 
     model_type: in its config.json.   classes: how the names of its classes begin.   tokens: its tensor of embeddings.
-    fields, settings: added to GPT's.   of_class: other fields of `HuggingFace`.
+    others: as in `declare`.
     """
-    return Family(
-        config=config,
-        sizes=sizes,
-        inputs=INPUTS,
-        trunk=trunk,
-        table=table,
-        heads=heads,
-        hf={
-            "model": HuggingFace(
-                folder="",
-                architectures={f"{classes}LMHeadModel": (), **usual_classes(classes, heads)},
-                constants={"model_type": model_type},
-                fields={**GPT_FIELDS, **fields},
-                settings={**GPT_SETTINGS, **settings},
-                tied={"lm_head.weight": tokens},
-                trunk="transformer.",
-                pair=None,
-                **of_class,
-            )
-        },
-        seen=seen,
-        attention="self",
-        attentions=attentions,
-    )
+    usual = {
+        "inputs": INPUTS,
+        "seen": seen,
+        "attention": "self",
+        "attentions": attentions,
+        "architectures": {f"{classes}LMHeadModel": (), **usual_classes(classes, heads)},
+        "constants": {"model_type": model_type},
+        "fields": GPT_FIELDS,
+        "settings": GPT_SETTINGS,
+        "tied": {"lm_head.weight": tokens},
+        "prefix": "transformer.",
+        "pair": None,
+    }
+    return declare(usual, heads=heads, **others)

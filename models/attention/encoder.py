@@ -2,8 +2,6 @@
 such a family."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -27,7 +25,7 @@ from models.blocks.tables import (
     embedding_parameters,
     layer_parameters,
 )
-from models.core.family import Converter, Family, Head, HuggingFace, Input, Inputs, Shape
+from models.core.family import Family, Head, Input, Inputs, Shape, declare
 from models.core.parameters import Noise, Parameter
 from models.core.ranges import check_ranges
 
@@ -101,55 +99,36 @@ def seen(config: EncoderConfig, shape: Shape) -> float:
 
 
 def encoder_family(
-    config: type,
-    sizes: dict[str, Any],
-    heads: tuple[Head, ...],
-    model_type: str,
-    classes: str = "",
-    decoder: str = "",
-    names: str = "",
-    table: Callable[[Any], list[Parameter]] | None = None,
-    continues: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
-    constants: Mapping[str, Any] = MappingProxyType({}),
-    fields: Mapping[str, str | Converter] = MappingProxyType({}),
-    settings: Mapping[str, str | Converter] = MappingProxyType({}),
-    **of_class: Any,
+    model_type: str, heads: tuple[Head, ...], classes: str = "", decoder: str = "", names: str = "", **others: Any
 ) -> Family:
     """Declare the family of BERT or of a descendant, by its differences from BERT.
 
     model_type: in its config.json.   names: the prefix of its trunk's tensors, by default model_type.
     classes: how the names of its classes begin, see `usual_classes`.
     decoder: the prefix of the masked-token head's output layer, which is tied to the embeddings; '' without that head.
-    table: by default BERT's.   constants, fields, settings: added to BERT's.   of_class: other fields of `HuggingFace`.
+    others: as in `declare`.
     """
     names = names or model_type
     tied = {
         f"{decoder}.decoder.weight": f"{names}.embeddings.word_embeddings.weight",
         f"{decoder}.decoder.bias": f"{decoder}.bias",
     }
-    return Family(
-        config=config,
-        sizes=sizes,
-        inputs=INPUTS,
-        trunk=Encoder,
-        table=table or (lambda c: encoder_parameters(names, c.padding_positions)),
-        heads=heads,
-        hf={
-            "model": HuggingFace(
-                folder="",
-                constants={"model_type": model_type, **constants},
-                fields={**HF_FIELDS, **HF_SIZES, **fields},
-                settings={**HF_SETTINGS, **settings},
-                tied=tied if decoder else {},
-                trunk=f"{names}.",
-                **{"architectures": usual_classes(classes, heads), "assumed": HF_ASSUMED} | of_class,
-            )
-        },
-        seen=seen,
-        attention="self",
-        attentions=attentions,
-        continues=continues,
-    )
+    usual = {
+        "inputs": INPUTS,
+        "trunk": Encoder,
+        "table": lambda c: encoder_parameters(names, c.padding_positions),
+        "seen": seen,
+        "attention": "self",
+        "attentions": attentions,
+        "architectures": usual_classes(classes, heads),
+        "constants": {"model_type": model_type},
+        "fields": HF_FIELDS | HF_SIZES,
+        "settings": HF_SETTINGS,
+        "tied": tied if decoder else {},
+        "prefix": f"{names}.",
+        "assumed": HF_ASSUMED,
+    }
+    return declare(usual, heads=heads, **others)
 
 
 def encoder_parameters(names: str, padding_positions: int = 0) -> list[Parameter]:

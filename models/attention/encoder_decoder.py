@@ -16,6 +16,7 @@ from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
 from models.attention.multi_head import MultiHeadAttention, attention_of
 from models.attention.transformer import TransformerLayer
+from models.blocks.embeddings import token_rows
 from models.blocks.heads import WithHeads, tied_logits
 from models.blocks.layer import LayerSizes, layer_sizes
 from models.blocks.norm import Norm
@@ -116,7 +117,8 @@ class Stack(nn.Module):
 
 
 class EncoderDecoder(WithHeads):
-    """Base class of encoder-decoder families, whose `setup` makes `encoder` and `decoder`, each a `Stack`.
+    """Base class of encoder-decoder families, whose `setup` makes `encoder` and `decoder`, each a `Stack`, and `tokens`,
+    the table of both.
 
     start: the decoder's token before the first token of a text.
     """
@@ -126,7 +128,7 @@ class EncoderDecoder(WithHeads):
 
     def embed(self, tokens: Array) -> Array:
         """Embed tokens i32[rows, n], or distributions as in `token_rows` -> f32[rows, n, width], without positions."""
-        raise NotImplementedError
+        return token_rows(constrain(self.tokens, "vocab", None), tokens)
 
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
         """See `Decoder.softmax`."""

@@ -89,7 +89,7 @@ class HuggingFace(NamedTuple):
     settings: the same for fields that belong to training, not to the weights, such as dropout rates.
     tied: tensor that is not stored -> the stored tensor that it equals.
     untied: tensor that may be missing because transformers saved it as if it were tied -> what to do then.
-    trunk: prefix of the names of all tensors that are not in heads.
+    prefix: of the names of all tensors that are not in heads.
     pair: the form of two texts, A and B, in training, with the roles of the special tokens around them; None if the
         tokenizer need not write pairs.
     prepare: options of `python -m data_pipelines prepare` that make a tokenizer which writes pairs in this form.
@@ -103,13 +103,13 @@ class HuggingFace(NamedTuple):
     beside: how the names of tensors begin that no class has; they are in a file of that name beside the others.
     """
 
-    folder: str
     architectures: Mapping[str, tuple[str, ...]]
     constants: Mapping[str, Any]
     fields: Mapping[str, str | Converter]
     settings: Mapping[str, str | Converter]
-    tied: Mapping[str, str]
-    trunk: str
+    folder: str = ""
+    tied: Mapping[str, str] = MappingProxyType({})
+    prefix: str = ""
     pair: str | None = "cls A sep B sep"
     prepare: str = "--tokenizer wordpiece"
     otherwise: Callable[[Any, Collection[str]], list[str]] = dense_there
@@ -179,6 +179,18 @@ class Family(NamedTuple):
         classes = [heads for model in self.hf.values() for heads in model.architectures.values()]
         fitting = ((*heads, *beside) for heads in classes if wanted <= {*heads})
         return min(fitting, key=len, default=(*names, *sorted(read - {*names})))
+
+
+def declare(usual: Mapping[str, Any] = MappingProxyType({}), **others: Any) -> Family:
+    """Declare a family with one checkpoint.
+
+    usual, others: fields of `Family` and `HuggingFace`. Constants, fields and settings of `others` are added to the
+    usual ones; other fields replace them.
+    """
+    added = {name: {**usual.get(name, {}), **others.get(name, {})} for name in ("constants", "fields", "settings")}
+    of_class = {**usual, **others, **added}
+    of_family = {name: of_class.pop(name) for name in Family._fields if name in of_class}
+    return Family(**of_family, hf={"model": HuggingFace(**of_class)})
 
 
 def unfit_inputs(declared: Mapping[str, Input], rows: Mapping[str, tuple]) -> list[str]:

@@ -202,7 +202,7 @@ def _hugging_face(tower: str, folder: str, architecture: str, tied: dict[str, st
         fields={**HF_FIELDS, "embedding_size": "embedding", **sizes},
         settings=HF_SETTINGS,
         tied=tied,
-        trunk="electra.",
+        prefix="electra.",
         assumed=HF_ASSUMED,
     )
 

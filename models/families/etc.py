@@ -32,7 +32,7 @@ from models.blocks.layer import layer_sizes
 from models.blocks.norm import Norm
 from models.blocks.stack import stack
 from models.blocks.tables import norm_parameters, stacked_parameters
-from models.core.family import Family, HuggingFace, Input, Inputs, Shape
+from models.core.family import Input, Inputs, Shape, declare
 from models.core.noise import dropout, site
 from models.core.parameters import LAYERS, Noise, Parameter, Slot, parameter
 from models.core.program import Program
@@ -158,7 +158,7 @@ def seen(config: EtcConfig, shape: Shape) -> float:
 
 _TOKEN_HEAD = token_head("")
 
-FAMILY = Family(
+FAMILY = declare(
     config=EtcConfig,
     sizes={
         # Not published; trains within minutes on a CPU.
@@ -176,21 +176,14 @@ FAMILY = Family(
     trunk=Etc,
     table=parameters,
     heads=(dataclasses.replace(_TOKEN_HEAD, parameters=named_by_path(_TOKEN_HEAD.parameters)),),
-    hf={
-        "model": HuggingFace(
-            folder="",
-            architectures={"BigBirdEtc": (TOKENS,)},
-            constants={"model_type": "bigbird-etc"},
-            fields={
-                **{name: name for name in ("vocab_size", "width", "depth", "heads", "feed_forward", "activation")},
-                **{name: name for name in ("norm_epsilon", "distance")},
-            },
-            settings={name: name for name in ("dropout", "attention_dropout", "init_std", "block", "window")},
-            tied={},
-            trunk="",
-            pair=None,
-            prepare="--tokenizer bpe",
-        )
+    architectures={"BigBirdEtc": (TOKENS,)},
+    constants={"model_type": "bigbird-etc"},
+    fields={
+        **{name: name for name in ("vocab_size", "width", "depth", "heads", "feed_forward", "activation")},
+        **{name: name for name in ("norm_epsilon", "distance")},
     },
+    settings={name: name for name in ("dropout", "attention_dropout", "init_std", "block", "window")},
+    pair=None,
+    prepare="--tokenizer bpe",
     seen=seen,
 )

@@ -40,7 +40,7 @@ from models.blocks.heads import (
 )
 from models.blocks.norm import Norm
 from models.blocks.tables import HF_SIZES, PRODUCTS, dense_parameters, norm_parameters, stacked_parameters
-from models.core.family import Converter, Family, Head, HuggingFace, Input, Inputs
+from models.core.family import Converter, Family, Head, Input, Inputs, declare
 from models.core.parameters import LAYERS, Noise, Parameter, Slot, parameter
 from models.core.program import Program
 from models.core.ranges import COUNT, POSITIVE, check_ranges
@@ -290,41 +290,6 @@ def _otherwise(config: ModernBertConfig, heads: Collection[str]) -> list[str]:
     return [] if same else ["dropout of the attention's output is that of its probabilities"]
 
 
-def _family(config: type, model_type: str, unseen: int, **of_class: Any):
-    """Declare one of the twins.   unseen: see `_fields`.   of_class: further fields of `Family` and `HuggingFace`."""
-    of_family = {name: of_class.pop(name) for name in ("trunk", "heads", "continues")}
-    return Family(
-        config=config,
-        sizes=_sizes(config),
-        inputs=INPUTS,
-        table=parameters,
-        hf={
-            "model": HuggingFace(
-                folder="",
-                constants={"model_type": model_type},
-                fields=_fields(unseen),
-                settings={
-                    "attention_dropout": "attention_dropout",
-                    "attention_output_dropout": "dropout",  # which transformers does not read
-                    "initializer_range": "init_std",
-                },
-                tied={"decoder.weight": TABLE},
-                trunk="model.",
-                pair=None,
-                prepare="--tokenizer bpe",
-                otherwise=_otherwise,
-                assumed=ASSUMED,
-                **of_class,
-            )
-        },
-        seen=seen,
-        seen_by_pattern=seen_by_pattern,
-        attention="self",
-        attentions=attentions,
-        **of_family,
-    )
-
-
 ASSUMED = {"global_attn_every_n_layers": PERIOD, "classifier_activation": "gelu", "decoder_bias": True}
 ASSUMED |= dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
 
@@ -344,6 +309,34 @@ def _sizes(kind: type) -> dict[str, ModernBertConfig]:
     }
     fields = ("depth", "width", "heads", "feed_forward")
     return {name: kind(**dict(zip(fields, numbers, strict=True))) for name, numbers in sizes.items()}
+
+
+def _family(config: type, model_type: str, unseen: int, **others: Any) -> Family:
+    """Declare one of the twins.   unseen: see `_fields`.   others: as in `declare`."""
+    return declare(
+        config=config,
+        sizes=_sizes(config),
+        inputs=INPUTS,
+        table=parameters,
+        seen=seen,
+        seen_by_pattern=seen_by_pattern,
+        attention="self",
+        attentions=attentions,
+        constants={"model_type": model_type},
+        fields=_fields(unseen),
+        settings={
+            "attention_dropout": "attention_dropout",
+            "attention_output_dropout": "dropout",  # which transformers does not read
+            "initializer_range": "init_std",
+        },
+        tied={"decoder.weight": TABLE},
+        prefix="model.",
+        pair=None,
+        prepare="--tokenizer bpe",
+        otherwise=_otherwise,
+        assumed=ASSUMED,
+        **others,
+    )
 
 
 _FROM_HEAD = {f"lm_head/{path}": f"{TRANSFORM}/{path}" for path in ("dense/kernel", "norm/scale")}

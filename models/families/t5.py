@@ -13,13 +13,12 @@ from jax import Array
 from models.attention.distances import Buckets
 from models.attention.encoder_decoder import INPUTS, EncoderDecoder, Stack, attentions, seen
 from models.blocks.config import SIZES, check_activation
-from models.blocks.embeddings import padding_bias, token_rows, token_table
+from models.blocks.embeddings import padding_bias, token_table
 from models.blocks.layer import layer_sizes
 from models.blocks.tables import stacked_parameters
-from models.core.family import Converter, Family, HuggingFace
+from models.core.family import Converter, Family, declare
 from models.core.parameters import Parameter, Slot
 from models.core.ranges import COUNT, POSITIVE, RATE, check_ranges
-from models.core.sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +88,6 @@ class T5(EncoderDecoder):
         sizes, buckets = layer_sizes(c), Buckets(c.buckets, c.furthest, ahead=True)
         self.encoder = Stack(sizes, c.depth, self.program, pre_norm=True, buckets=buckets)
         self.decoder = Stack(sizes, c.decoder_depth, self.program, True, buckets._replace(ahead=False))
-
-    def embed(self, tokens: Array) -> Array:
-        """See `EncoderDecoder.embed`."""
-        return token_rows(constrain(self.tokens, "vocab", None), tokens)
 
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
         """See `Decoder.softmax`; hidden is divided by sqrt(width) if the table is the embeddings, which are large."""
@@ -179,42 +174,30 @@ FIELDS = {
 
 
 def _family(config: type, model_type: str, name: str, sizes: dict[str, T5Config]) -> Family:
-    return Family(
+    tokens = dict.fromkeys(("pad_token_id", "decoder_start_token_id"), 0)
+    rate = Converter(
+        "attention_dropout",
+        lambda c: c.attention_dropout,
+        lambda fields: fields.get("attention_dropout", fields["dropout_rate"]),
+    )
+    return declare(
         config=config,
         sizes=sizes,
         inputs=INPUTS,
         trunk=T5,
         table=parameters,
-        hf={
-            "model": HuggingFace(
-                folder="",
-                architectures={f"{name}ForConditionalGeneration": ()},
-                constants={
-                    "model_type": model_type,
-                    "is_encoder_decoder": True,
-                    "pad_token_id": 0,
-                    "decoder_start_token_id": 0,
-                },
-                fields=FIELDS,
-                settings={
-                    "dropout_rate": "dropout",
-                    "attention_dropout": Converter(
-                        "attention_dropout",
-                        lambda c: c.attention_dropout,
-                        lambda fields: fields.get("attention_dropout", fields["dropout_rate"]),
-                    ),
-                },
-                tied=dict.fromkeys(("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"),
-                trunk="",
-                untied={"lm_head.weight": _NO_SOFTMAX},
-                pair=None,
-                prepare="--tokenizer sentencepiece-unigram --specials t5",
-                otherwise=lambda c, _: ["model.activation=gelu is gelu_new"] * (c.gated and c.activation == "gelu"),
-            )
-        },
         seen=seen,
         attention="self",
         attentions=attentions,
+        architectures={f"{name}ForConditionalGeneration": ()},
+        constants={"model_type": model_type, "is_encoder_decoder": True, **tokens},
+        fields=FIELDS,
+        settings={"dropout_rate": "dropout", "attention_dropout": rate},
+        tied=dict.fromkeys(("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"),
+        untied={"lm_head.weight": _NO_SOFTMAX},
+        pair=None,
+        prepare="--tokenizer sentencepiece-unigram --specials t5",
+        otherwise=lambda c, _: ["model.activation=gelu is gelu_new"] * (c.gated and c.activation == "gelu"),
     )
 
 

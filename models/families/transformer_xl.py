@@ -30,7 +30,7 @@ from models.blocks.memory import Memory, empty_memory, remember
 from models.blocks.products import product
 from models.blocks.stack import stack
 from models.blocks.tables import stacked_parameters
-from models.core.family import Converter, Family, HuggingFace, Input, Inputs
+from models.core.family import Converter, Input, Inputs, declare
 from models.core.noise import dropout, site
 from models.core.parameters import LAYERS, Noise, Parameter, Slot, parameter
 from models.core.program import Program
@@ -255,7 +255,7 @@ def parameters(config: TransformerXLConfig) -> list[Parameter]:
     return [parameter._replace(hf={"model": Slot(parameter.path)}) for parameter in table]
 
 
-FAMILY = Family(
+FAMILY = declare(
     config=TransformerXLConfig,
     sizes={
         # Not published; trains within minutes on a CPU.
@@ -271,23 +271,16 @@ FAMILY = Family(
     inputs={"tokens": Input(("length",)), "segments": Input(("length",))},
     trunk=TransformerXL,
     table=parameters,
-    hf={
-        "model": HuggingFace(
-            folder="",
-            architectures={"TransformerXL": ()},
-            constants={"model_type": "transformer-xl"},
-            fields={
-                **{name: name for name in ("vocab_size", "width", "depth", "heads", "feed_forward", "activation")},
-                **{name: name for name in ("norm_epsilon", "divisor", "shared_biases")},
-                "cutoffs": Converter("cutoffs", lambda config: config.cutoffs, lambda fields: tuple(fields["cutoffs"])),
-            },
-            settings={name: name for name in ("dropout", "attention_dropout", "init_std", "memory")},
-            tied={},
-            trunk="",
-            pair=None,
-            prepare="--tokenizer wordlevel",
-        )
+    architectures={"TransformerXL": ()},
+    constants={"model_type": "transformer-xl"},
+    fields={
+        **{name: name for name in ("vocab_size", "width", "depth", "heads", "feed_forward", "activation")},
+        **{name: name for name in ("norm_epsilon", "divisor", "shared_biases")},
+        "cutoffs": Converter("cutoffs", lambda config: config.cutoffs, lambda fields: tuple(fields["cutoffs"])),
     },
+    settings={name: name for name in ("dropout", "attention_dropout", "init_std", "memory")},
+    pair=None,
+    prepare="--tokenizer wordlevel",
     attention="relative",
     attentions=lambda config, shape, memory: [
         Attention(shape.length, config.width, config.heads, config.attention_dropout, memory, ranked=True)

@@ -112,7 +112,7 @@ def attentions(config: UniLMConfig, shape: Shape, memory: int) -> list[Attention
 
 
 _size = functools.partial(sized, UniLMConfig)
-_OF_BERT = encoder_family(
+FAMILY = encoder_family(
     config=UniLMConfig,
     sizes={
         "tiny": _size(2, 128),  # not published; trains within minutes on a CPU
@@ -125,5 +125,7 @@ _OF_BERT = encoder_family(
     classes="Bert",
     constants={"type_vocab_size": TYPES},
     continues={"bert": {}},
+    inputs=INPUTS,
+    trunk=UniLM,
+    attentions=attentions,
 )
-FAMILY = _OF_BERT._replace(inputs=INPUTS, trunk=UniLM, attentions=attentions)

@@ -28,7 +28,7 @@ from models.blocks.memory import Memory, empty_memory, remember
 from models.blocks.positions import gather_positions
 from models.blocks.stack import stack
 from models.blocks.tables import dense_parameters, norm_parameters, same_dropout
-from models.core.family import Family, HuggingFace, Input, Inputs, Shape
+from models.core.family import Input, Inputs, Shape, declare
 from models.core.noise import dropout, site
 from models.core.parameters import LAYERS, Noise, Parameter, Slot, parameter
 from models.core.program import Program
@@ -216,7 +216,7 @@ def attentions(config: XLNetConfig, shape: Shape, memory: int) -> list[Attention
 
 
 _size = functools.partial(sized, XLNetConfig)
-FAMILY = Family(
+FAMILY = declare(
     config=XLNetConfig,
     sizes={
         # Not published; train within minutes on a CPU.
@@ -235,44 +235,39 @@ FAMILY = Family(
         task_head(SPANS, "qa_outputs", features=2, drops=False),
         task_head(CHOICE, "logits_proj", "sequence_summary.summary", "tanh", features=1, summary=True),
     ),
-    hf={
-        "model": HuggingFace(
-            folder="",
-            architectures={
-                "XLNetLMHeadModel": (),
-                "XLNetForSequenceClassification": (CLASSIFIER,),
-                "XLNetForTokenClassification": (TAGGER,),
-                "XLNetForQuestionAnsweringSimple": (SPANS,),
-                "XLNetForMultipleChoice": (CHOICE,),
-            },
-            constants={"model_type": "xlnet", "attn_type": "bi", "clamp_len": -1},
-            fields={
-                "vocab_size": "vocab_size",
-                "d_model": "width",
-                "n_layer": "depth",
-                "n_head": "heads",
-                "d_inner": "feed_forward",
-                "ff_activation": "activation",
-                "layer_norm_eps": "norm_epsilon",
-            },
-            settings={
-                "dropout": "dropout",
-                "summary_last_dropout": same_dropout("dropout"),
-                "initializer_range": "init_std",
-            },
-            tied={"lm_loss.weight": "transformer.word_embedding.weight"},
-            trunk="transformer.",
-            pair="A sep B sep cls",
-            prepare="--tokenizer sentencepiece-unigram --specials xlnet",
-            assumed={
-                "bi_data": False,
-                "summary_type": "last",
-                "summary_use_proj": True,
-                "summary_activation": "tanh",
-            },
-            of_softmax=("lm_loss.bias",),
-        )
+    architectures={
+        "XLNetLMHeadModel": (),
+        "XLNetForSequenceClassification": (CLASSIFIER,),
+        "XLNetForTokenClassification": (TAGGER,),
+        "XLNetForQuestionAnsweringSimple": (SPANS,),
+        "XLNetForMultipleChoice": (CHOICE,),
     },
+    constants={"model_type": "xlnet", "attn_type": "bi", "clamp_len": -1},
+    fields={
+        "vocab_size": "vocab_size",
+        "d_model": "width",
+        "n_layer": "depth",
+        "n_head": "heads",
+        "d_inner": "feed_forward",
+        "ff_activation": "activation",
+        "layer_norm_eps": "norm_epsilon",
+    },
+    settings={
+        "dropout": "dropout",
+        "summary_last_dropout": same_dropout("dropout"),
+        "initializer_range": "init_std",
+    },
+    tied={"lm_loss.weight": "transformer.word_embedding.weight"},
+    prefix="transformer.",
+    pair="A sep B sep cls",
+    prepare="--tokenizer sentencepiece-unigram --specials xlnet",
+    assumed={
+        "bi_data": False,
+        "summary_type": "last",
+        "summary_use_proj": True,
+        "summary_activation": "tanh",
+    },
+    of_softmax=("lm_loss.bias",),
     attention="relative",
     attentions=attentions,
 )
