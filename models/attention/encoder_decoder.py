@@ -117,8 +117,8 @@ class Stack(nn.Module):
 
 
 class EncoderDecoder(WithHeads):
-    """Base class of encoder-decoder families, whose `setup` makes `encoder` and `decoder`, each a `Stack`, and `tokens`,
-    the table of both.
+    """Base class of encoder-decoder families, whose `setup` makes `encoder` and `decoder`, each a `Stack`, and the
+    embeddings `tokens` of both.
 
     start: the decoder's token before the first token of a text.
     """

@@ -200,16 +200,17 @@ WORD_HEADS = (
 
 
 def bert_heads(
-    pooled: str, *more: Head, tokens: Head | None = None, classifier: Head | None = None
+    pooled: str, *more: Head, tokens: Head | None = None, classifier: Head | None = None, spans: Head | None = None
 ) -> tuple[Head, ...]:
     """Return the heads of BERT and its descendants.   pooled: the pooler's name in Hugging Face.   more: heads between
-    the pooler and those of tasks.   tokens, classifier: by default BERT's."""
+    the pooler and those of tasks.   tokens, classifier, spans: by default BERT's."""
     return (
         tokens or token_head("cls.predictions"),
         pooler(pooled),
         *more,
         classifier or task_head(CLASSIFIER, "classifier", reads=POOLER),
-        *WORD_HEADS,
+        *WORD_HEADS[:-1],
+        spans or WORD_HEADS[-1],
         task_head(CHOICE, "classifier", features=1, reads=POOLER),
     )
 

@@ -4,7 +4,7 @@ import operator
 import re
 from collections.abc import Mapping
 
-from models.core.family import Converter
+from models.core.family import Converter, read_by
 from models.core.parameters import LAYERS, Parameter, Slot
 
 PADDING = 1  # id of the padding token in RoBERTa and its descendants, whose positions start after it
@@ -98,9 +98,10 @@ def layer_parameters(prefix: str, part: str, hf: str, projection: str = "") -> l
     return stacked_parameters(prefix, names, {part: f"{hf}.encoder.layer.{{layer}}"})
 
 
-def gpt_layer_parameters(layer: str) -> list[Parameter]:
-    """Return the table rows of a stack of `TransformerLayer` with the names of GPT and GPT-2.   layer: prefix of a
-    layer's names in Hugging Face."""
+def gpt_parameters(tokens: str, positions: str) -> list[Parameter]:
+    """Return the table rows of embeddings and of a stack of `TransformerLayer`, with the names of GPT and GPT-2.
+    tokens, positions: the names of the embeddings in Hugging Face."""
+    table = lambda name, axis, hf: Parameter(f"embeddings/{name}", (axis, "embedding"), {"model": Slot(f"{hf}.weight")})
 
     def stored(row: Parameter) -> Parameter:
         # As [in, out], like ours; one tensor holds query, key and value side by side.
@@ -108,7 +109,8 @@ def gpt_layer_parameters(layer: str) -> list[Parameter]:
         axis = len(row.layer_axes) - 1 if "c_attn" in slot.name else None
         return row._replace(hf={"model": slot._replace(layout="", axis=axis)})
 
-    return [stored(row) for row in stacked_parameters("layers", _GPT_LAYER, {"model": layer})]
+    layers = stacked_parameters("layers", _GPT_LAYER, {"model": "transformer.h.{layer}"})
+    return [table("tokens", "vocab", tokens), table("positions", "position", positions), *map(stored, layers)]
 
 
 def token_head_parameters(prefix: str, dense: str, norm: str, bias: str, part: str = "model") -> list[Parameter]:
@@ -122,7 +124,7 @@ def token_head_parameters(prefix: str, dense: str, norm: str, bias: str, part: s
 
 def same_dropout(hf: str) -> Converter:
     """Write the model's dropout under one more name, for a class's heads; it is read under the name `hf` instead."""
-    return Converter("dropout", operator.attrgetter("dropout"), operator.itemgetter(hf))
+    return read_by("dropout", operator.itemgetter(hf))
 
 
 # Names in the config.json of BERT and its descendants -> config fields
@@ -156,11 +158,7 @@ GPT_FIELDS = {
 }
 GPT_SETTINGS = {"embd_pdrop": "dropout", "resid_pdrop": "dropout", "initializer_range": "init_std"}
 # GPT's width inside the feed-forward block, which published config.json files may leave out
-GPT_INNER = Converter(
-    "feed_forward",
-    lambda config: config.feed_forward,
-    lambda fields: fields.get("n_inner") or 4 * fields["n_embd"],
-)
+GPT_INNER = read_by("feed_forward", lambda fields: fields.get("n_inner") or 4 * fields["n_embd"])
 # RoBERTa's position table has rows before the first token's, which "max_position_embeddings" includes
 OFFSET_POSITIONS = Converter(
     "positions",

@@ -4,6 +4,7 @@ Sharding, weight decay, per-layer optimizer rules, import, export and the golden
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -48,6 +49,11 @@ class Converter(NamedTuple):
     path: str
     write: Callable[[Any], Any]
     read: Callable[[Mapping[str, Any]], Any]
+
+
+def read_by(path: str, read: Callable[[Mapping[str, Any]], Any]) -> Converter:
+    """Return the converter of a field whose value is written as it is."""
+    return Converter(path, operator.attrgetter(path), read)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from models.attention.encoder import EncoderConfig, encoder_family
 from models.blocks.heads import bert_heads, pair_head, token_head
 from models.blocks.tables import PRODUCTS, dense_parameters, embedding_parameters, same_dropout, stacked_parameters
-from models.core.family import Converter
+from models.core.family import Converter, read_by
 from models.core.parameters import Parameter
 from models.core.ranges import COUNT, check_ranges
 
@@ -115,7 +115,7 @@ FAMILY = encoder_family(
         "embedding_size": "embedding",
         "num_hidden_groups": Converter("groups", _hf_groups, _groups),
         # Two entries of our own, for layers that share less; transformers keeps them but does not read them.
-        "sharing": Converter("sharing", lambda config: config.sharing, lambda f: f.get("sharing", "all")),
+        "sharing": read_by("sharing", lambda fields: fields.get("sharing", "all")),
         "sharing_groups": Converter("groups", lambda c: None if c.sharing == "all" else c.groups, _groups),
     },
     settings={"classifier_dropout_prob": same_dropout("hidden_dropout_prob")},

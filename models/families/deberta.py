@@ -33,7 +33,7 @@ from models.blocks.norm import Norm
 from models.blocks.positions import gather_positions
 from models.blocks.stack import stack
 from models.blocks.tables import HF_FIELDS, HF_SETTINGS, HF_SIZES, dense_parameters, layer_parameters, norm_parameters
-from models.core.family import Converter, Family, HuggingFace, Input, Inputs, Shape
+from models.core.family import Converter, Family, HuggingFace, Input, Inputs, Shape, read_by
 from models.core.noise import dropout, site
 from models.core.parameters import Noise, Parameter, Slot, parameter
 from models.core.program import Program
@@ -258,9 +258,7 @@ def _furthest(fields: Mapping[str, Any]) -> int:
 
 
 _DECODER = {
-    "enhanced_decoder": Converter(
-        "enhanced_decoder", lambda c: c.enhanced_decoder, lambda fields: fields.get("enhanced_decoder", False)
-    )
+    "enhanced_decoder": read_by("enhanced_decoder", lambda fields: fields.get("enhanced_decoder", False)),
 }
 _LEGACY = (
     "transformers' legacy head has other names; make the model with DebertaV2Config(legacy=False), or start the head "
@@ -299,7 +297,7 @@ def _hugging_face(
             **sizes,
             "num_hidden_layers": depth,
             "position_buckets": "buckets",
-            "max_relative_positions": Converter("furthest", lambda c: c.furthest, _furthest),
+            "max_relative_positions": read_by("furthest", _furthest),
             "pos_att_type": always(["p2c", "c2p"], _terms),
             "legacy": always(False, itemgetter("position_buckets")),
             **fields,

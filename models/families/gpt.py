@@ -7,9 +7,8 @@ import dataclasses
 
 from models.attention.decoder import Decoder, DecoderConfig, decoder_family
 from models.blocks.heads import CLASSIFIER, task_head
-from models.blocks.tables import GPT_INNER, gpt_layer_parameters
+from models.blocks.tables import GPT_INNER, gpt_parameters
 from models.core.family import Converter
-from models.core.parameters import Parameter, Slot
 
 ACTIVATIONS = {"gelu_new": "gelu", "relu": "relu"}  # our names -> names in config.json
 
@@ -37,19 +36,6 @@ class GPT(Decoder):
     pre_norm: bool = False
 
 
-def parameters(config: GPTConfig) -> list[Parameter]:
-    """Return GPT's parameter table."""
-
-    def table(name: str, axis: str) -> Parameter:
-        return Parameter(f"embeddings/{name}", (axis, "embedding"), {"model": Slot(f"transformer.{name}_embed.weight")})
-
-    return [
-        table("tokens", "vocab"),
-        table("positions", "position"),
-        *gpt_layer_parameters("transformer.h.{layer}"),
-    ]
-
-
 FAMILY = decoder_family(
     config=GPTConfig,
     sizes={
@@ -58,7 +44,7 @@ FAMILY = decoder_family(
         "base": GPTConfig(),
     },
     trunk=GPT,
-    table=parameters,
+    table=lambda config: gpt_parameters("transformer.tokens_embed", "transformer.positions_embed"),
     heads=(task_head(CLASSIFIER, "score", drops=False, biased=False),),
     model_type="openai-gpt",
     classes="OpenAIGPT",

@@ -11,8 +11,8 @@ import functools
 from models.attention.decoder import Decoder, DecoderConfig, decoder_family
 from models.blocks.config import sized
 from models.blocks.heads import CLASSIFIER, WORD_HEADS, task_head
-from models.blocks.tables import GPT_INNER, gpt_layer_parameters, norm_parameters, same_dropout
-from models.core.parameters import Parameter, Slot
+from models.blocks.tables import GPT_INNER, gpt_parameters, norm_parameters, same_dropout
+from models.core.parameters import Parameter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,16 +31,8 @@ class GPT2(Decoder):
 
 def parameters(config: GPT2Config) -> list[Parameter]:
     """Return GPT-2's parameter table."""
-
-    def table(name: str, axis: str) -> Parameter:
-        return Parameter(f"embeddings/{name}", (axis, "embedding"), {"model": Slot(f"transformer.w{name[0]}e.weight")})
-
-    return [
-        table("tokens", "vocab"),
-        table("positions", "position"),
-        *gpt_layer_parameters("transformer.h.{layer}"),
-        *norm_parameters("norm", ("width",), {"model": "transformer.ln_f"}),
-    ]
+    norm = norm_parameters("norm", ("width",), {"model": "transformer.ln_f"})
+    return [*gpt_parameters("transformer.wte", "transformer.wpe"), *norm]
 
 
 _size = functools.partial(sized, GPT2Config)

@@ -40,7 +40,7 @@ from models.blocks.heads import (
 )
 from models.blocks.norm import Norm
 from models.blocks.tables import HF_SIZES, PRODUCTS, dense_parameters, norm_parameters, stacked_parameters
-from models.core.family import Converter, Family, Head, Input, Inputs, declare
+from models.core.family import Converter, Family, Head, Input, Inputs, declare, read_by
 from models.core.parameters import LAYERS, Noise, Parameter, Slot, parameter
 from models.core.program import Program
 from models.core.ranges import COUNT, POSITIVE, check_ranges
@@ -279,8 +279,8 @@ def _fields(unseen: int) -> dict[str, str | Converter]:
         "layer_types": Converter("pattern.name", _kinds, _pattern),
         "local_attention": Converter("pattern.windows", lambda c: c.pattern.windows[0] + unseen, window),
         "rope_parameters": Converter("global_base", _rope, of_global),
-        "global_rope_theta": Converter("global_base", lambda c: c.global_base, of_global),
-        "local_rope_theta": Converter("local_base", lambda c: c.local_base, of_local),
+        "global_rope_theta": read_by("global_base", of_global),
+        "local_rope_theta": read_by("local_base", of_local),
     }
 
 

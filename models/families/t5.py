@@ -16,7 +16,7 @@ from models.blocks.config import SIZES, check_activation
 from models.blocks.embeddings import padding_bias, token_table
 from models.blocks.layer import layer_sizes
 from models.blocks.tables import stacked_parameters
-from models.core.family import Converter, Family, declare
+from models.core.family import Converter, Family, declare, read_by
 from models.core.parameters import Parameter, Slot
 from models.core.ranges import COUNT, POSITIVE, RATE, check_ranges
 
@@ -152,22 +152,18 @@ FIELDS = {
     "vocab_size": "vocab_size",
     "d_model": "width",
     "num_layers": "depth",
-    "num_decoder_layers": Converter(
-        "decoder_depth",
-        lambda c: c.decoder_depth,
-        lambda fields: fields.get("num_decoder_layers") or fields["num_layers"],
+    "num_decoder_layers": read_by(
+        "decoder_depth", lambda fields: fields.get("num_decoder_layers") or fields["num_layers"]
     ),
     "num_heads": "heads",
     "d_kv": "head_dim",
     "d_ff": "feed_forward",
     "feed_forward_proj": Converter("activation", _block, _activation),
-    "is_gated_act": Converter(
-        "gated", lambda c: c.gated, lambda fields: fields.get("feed_forward_proj", "relu").startswith("gated-")
-    ),
-    "tie_word_embeddings": Converter("tied", lambda c: c.tied, _tied),
+    "is_gated_act": read_by("gated", lambda fields: fields.get("feed_forward_proj", "relu").startswith("gated-")),
+    "tie_word_embeddings": read_by("tied", _tied),
     "relative_attention_num_buckets": "buckets",
-    "relative_attention_max_distance": Converter(
-        "furthest", lambda c: c.furthest, lambda fields: fields.get("relative_attention_max_distance", 128)
+    "relative_attention_max_distance": read_by(
+        "furthest", lambda fields: fields.get("relative_attention_max_distance", 128)
     ),
     "layer_norm_epsilon": "norm_epsilon",
 }
@@ -175,11 +171,7 @@ FIELDS = {
 
 def _family(config: type, model_type: str, name: str, sizes: dict[str, T5Config]) -> Family:
     tokens = dict.fromkeys(("pad_token_id", "decoder_start_token_id"), 0)
-    rate = Converter(
-        "attention_dropout",
-        lambda c: c.attention_dropout,
-        lambda fields: fields.get("attention_dropout", fields["dropout_rate"]),
-    )
+    rate = read_by("attention_dropout", lambda fields: fields.get("attention_dropout", fields["dropout_rate"]))
     return declare(
         config=config,
         sizes=sizes,

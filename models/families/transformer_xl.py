@@ -30,7 +30,7 @@ from models.blocks.memory import Memory, empty_memory, remember
 from models.blocks.products import product
 from models.blocks.stack import stack
 from models.blocks.tables import stacked_parameters
-from models.core.family import Converter, Input, Inputs, declare
+from models.core.family import Input, Inputs, declare, read_by
 from models.core.noise import dropout, site
 from models.core.parameters import LAYERS, Noise, Parameter, Slot, parameter
 from models.core.program import Program
@@ -276,7 +276,7 @@ FAMILY = declare(
     fields={
         **{name: name for name in ("vocab_size", "width", "depth", "heads", "feed_forward", "activation")},
         **{name: name for name in ("norm_epsilon", "divisor", "shared_biases")},
-        "cutoffs": Converter("cutoffs", lambda config: config.cutoffs, lambda fields: tuple(fields["cutoffs"])),
+        "cutoffs": read_by("cutoffs", lambda fields: tuple(fields["cutoffs"])),
     },
     settings={name: name for name in ("dropout", "attention_dropout", "init_std", "memory")},
     pair=None,
