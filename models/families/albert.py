@@ -122,3 +122,4 @@ FAMILY = encoder_family(
     prepare="--tokenizer sentencepiece-unigram --specials albert",
     assumed={"position_embedding_type": "absolute"},
 )
+FAMILIES = {"albert": FAMILY}

@@ -178,3 +178,4 @@ TRANSLATION = absolute_family(
     pair=None,
     **_AS_BART,
 )
+FAMILIES = {"bart": FAMILY, "bart-translation": TRANSLATION}

@@ -33,3 +33,4 @@ FAMILY = encoder_family(
     decoder="cls.predictions",
     classes="Bert",
 )
+FAMILIES = {"bert": FAMILY}

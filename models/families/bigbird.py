@@ -152,3 +152,4 @@ FAMILY = encoder_family(
     otherwise=_otherwise,
     continues={"bert": {}, "roberta": {}},
 )
+FAMILIES = {"bigbird": FAMILY}

@@ -122,3 +122,4 @@ FAMILY = decoder_family(
     prepare="--tokenizer character-bpe --specials ctrl",
     assumed={"layer_norm_epsilon": EPSILON},
 )
+FAMILIES = {"ctrl": FAMILY}

@@ -369,3 +369,4 @@ V3 = Family(
     seen=seen,
     differences={"discriminator/embeddings/tokens": "generator/embeddings/tokens"},
 )
+FAMILIES = {"deberta-v2": FAMILY, "deberta-v3": V3}

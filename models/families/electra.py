@@ -287,3 +287,4 @@ ENCODER = encoder_family(
         }
     },
 )
+FAMILIES = {"electra": FAMILY, "electra-encoder": ENCODER}

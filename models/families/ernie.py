@@ -33,3 +33,4 @@ FAMILY = encoder_family(
     classes="Ernie",
     assumed={**HF_ASSUMED, "use_task_id": False},
 )
+FAMILIES = {"ernie": FAMILY}

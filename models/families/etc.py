@@ -187,3 +187,4 @@ FAMILY = declare(
     prepare="--tokenizer bpe",
     seen=seen,
 )
+FAMILIES = {"bigbird-etc": FAMILY}

@@ -60,3 +60,4 @@ FAMILY = decoder_family(
     settings={"attn_pdrop": "attention_dropout"},
     prepare="--tokenizer character-bpe --specials gpt",
 )
+FAMILIES = {"gpt": FAMILY}

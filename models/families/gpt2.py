@@ -74,3 +74,4 @@ FAMILY = decoder_family(
     prepare="--tokenizer bpe --specials gpt2",
     assumed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
 )
+FAMILIES = {"gpt2": FAMILY}

@@ -92,3 +92,4 @@ FAMILY = encoder_family(
     assumed={},
     continues={"roberta": _FROM_LOCAL},
 )
+FAMILIES = {"longformer": FAMILY}

@@ -370,3 +370,4 @@ DECODER = _family(
     of_softmax=("lm_head.dense.weight", "lm_head.norm.weight", "decoder.bias"),
     continues={"modernbert": _FROM_HEAD},
 )
+FAMILIES = {"modernbert": FAMILY, "modernbert-decoder": DECODER}

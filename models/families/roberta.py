@@ -48,3 +48,4 @@ FAMILY = encoder_family(
     prepare="--tokenizer bpe --specials roberta",
     otherwise=_otherwise,
 )
+FAMILIES = {"roberta": FAMILY}

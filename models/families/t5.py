@@ -235,3 +235,4 @@ FAMILY = _family(
 )
 _OF_MT5 = {"tiny": (2, 128, 2, 512)} | _OF_1_1  # the first trains within minutes on a CPU
 MT5 = _family(MT5Config, "mt5", "MT5", {size: _size(MT5Config, *sizes) for size, sizes in _OF_MT5.items()})
+FAMILIES = {"mt5": MT5, "t5": FAMILY}

@@ -63,3 +63,4 @@ FAMILY = absolute_family(
     prepare="--tokenizer sentencepiece-bpe --specials t5",
     assumed={"share_encoder_decoder_embeddings": True},
 )
+FAMILIES = {"transformer": FAMILY}

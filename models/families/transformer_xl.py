@@ -286,3 +286,4 @@ FAMILY = declare(
         Attention(shape.length, config.width, config.heads, config.attention_dropout, memory, ranked=True)
     ],
 )
+FAMILIES = {"transformer-xl": FAMILY}

@@ -129,3 +129,4 @@ FAMILY = encoder_family(
     trunk=UniLM,
     attentions=attentions,
 )
+FAMILIES = {"unilm": FAMILY}

@@ -271,3 +271,4 @@ FAMILY = declare(
     attention="relative",
     attentions=attentions,
 )
+FAMILIES = {"xlnet": FAMILY}
