@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 from jax import Array
 
 from models.attention.encoder_decoder import INPUTS, EncoderDecoder, Stack, attentions, seen
-from models.blocks.config import check_activation, check_sizes
+from models.blocks.config import CHOICES, check_sizes
 from models.blocks.embeddings import padding_bias, token_table
 from models.blocks.layer import layer_sizes
 from models.blocks.tables import PRODUCTS, stacked_parameters
 from models.core.family import Family, declare
 from models.core.parameters import Parameter, Slot
-from models.core.ranges import COUNT, RATE, check_ranges
+from models.core.ranges import COUNT, RATE, check_choices, check_ranges
 
 # Names in the config.json of transformers' BART and its relatives -> config fields
 HF_FIELDS = {
@@ -51,7 +51,7 @@ class AbsoluteConfig:
         counts = dict.fromkeys(("vocab_size", "positions", "decoder_depth"), COUNT)
         check_ranges(self, counts | {"dropout": RATE, "attention_dropout": RATE}, "model.")
         check_sizes(self, "model.")
-        check_activation(self)
+        check_choices(self, CHOICES, "model.")
 
 
 class PositionedStack(Stack):

@@ -4,12 +4,13 @@ import dataclasses
 from typing import Any, ClassVar
 
 from models.blocks.activations import ACTIVATIONS
-from models.core.ranges import COUNT, COUNT_OR_NONE, POSITIVE, RATE, check_ranges
+from models.core.ranges import COUNT, COUNT_OR_NONE, POSITIVE, RATE, check_choices, check_ranges
 
 TABLES = {"positions": COUNT, "types": COUNT}
 SIZES = dict.fromkeys(("width", "depth", "heads", "feed_forward"), COUNT)
 SHARED = {"vocab_size": COUNT, "dropout": RATE, "attention_dropout": RATE}
 SHARED |= {"norm_epsilon": POSITIVE, "init_std": POSITIVE}
+CHOICES = {"activation": ACTIVATIONS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class TrunkConfig:
     def __post_init__(self):
         check_ranges(self, SHARED, "model.")
         check_sizes(self, "model.")
-        check_activation(self)
+        check_choices(self, CHOICES, "model.")
 
     @property
     def embedding(self) -> int:
@@ -51,12 +52,6 @@ class RememberingConfig(TrunkConfig):
         super().__post_init__()
         check_ranges(self, {"memory": COUNT_OR_NONE}, "model.")
         check_even(self)
-
-
-def check_activation(config) -> None:
-    """Raise ValueError for an unknown activation."""
-    if config.activation not in ACTIVATIONS:
-        raise ValueError(f"model.activation={config.activation!r}: use one of {', '.join(ACTIVATIONS)}")
 
 
 def check_sizes(sizes, prefix: str) -> None:

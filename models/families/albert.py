@@ -13,7 +13,7 @@ from models.blocks.heads import bert_heads, pair_head, token_head
 from models.blocks.tables import PRODUCTS, dense_parameters, embedding_parameters, same_dropout, stacked_parameters
 from models.core.family import Converter, read_by
 from models.core.parameters import Parameter
-from models.core.ranges import COUNT, check_ranges
+from models.core.ranges import COUNT, check_choices, check_ranges
 
 # config.sharing -> the blocks that layers share
 SHARING = {
@@ -40,8 +40,7 @@ class AlbertConfig(EncoderConfig):
     def __post_init__(self):
         super().__post_init__()
         check_ranges(self, {"embedding": COUNT, "groups": COUNT}, "model.")
-        if self.sharing not in SHARING:
-            raise ValueError(f"model.sharing={self.sharing!r}: use one of {', '.join(SHARING)}")
+        check_choices(self, {"sharing": SHARING}, "model.")
         if self.depth % self.groups:
             raise ValueError(f"model.depth={self.depth} is not a multiple of model.groups={self.groups}")
 

@@ -20,7 +20,7 @@ from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.transformer import encode
 from models.blocks.activations import ACTIVATIONS
-from models.blocks.config import SHARED, TABLES, check_activation, check_sizes
+from models.blocks.config import CHOICES, SHARED, TABLES, check_sizes
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings
 from models.blocks.heads import CHOICE, CLASSIFIER, WORD_HEADS, TokenHead, task_head
@@ -39,7 +39,7 @@ from models.blocks.tables import (
 from models.core.family import Family, HuggingFace, Input, Inputs, Shape
 from models.core.parameters import Noise, Parameter
 from models.core.program import Program
-from models.core.ranges import COUNT, check_ranges
+from models.core.ranges import COUNT, check_choices, check_ranges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ElectraConfig:
 
     def __post_init__(self):
         check_ranges(self, TABLES | SHARED | {"embedding": COUNT}, "model.")
-        check_activation(self)
+        check_choices(self, CHOICES, "model.")
         for tower in ("discriminator", "generator"):
             check_sizes(getattr(self, tower), f"model.{tower}.")
 

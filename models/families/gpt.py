@@ -9,6 +9,7 @@ from models.attention.decoder import Decoder, DecoderConfig, decoder_family
 from models.blocks.heads import CLASSIFIER, task_head
 from models.blocks.tables import GPT_INNER, gpt_parameters
 from models.core.family import Converter
+from models.core.ranges import check_choices
 
 ACTIVATIONS = {"gelu_new": "gelu", "relu": "relu"}  # our names -> names in config.json
 
@@ -22,8 +23,7 @@ class GPTConfig(DecoderConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"model.activation={self.activation!r}: use one of {', '.join(ACTIVATIONS)}")
+        check_choices(self, {"activation": ACTIVATIONS}, "model.")
         if self.feed_forward != 4 * self.width:
             raise ValueError(
                 f"model.feed_forward={self.feed_forward}: in this family it is 4 x model.width; use {4 * self.width}"

@@ -12,13 +12,13 @@ from jax import Array
 
 from models.attention.distances import Buckets
 from models.attention.encoder_decoder import INPUTS, EncoderDecoder, Stack, attentions, seen
-from models.blocks.config import SIZES, check_activation
+from models.blocks.config import CHOICES, SIZES
 from models.blocks.embeddings import padding_bias, token_table
 from models.blocks.layer import layer_sizes
 from models.blocks.tables import stacked_parameters
 from models.core.family import Converter, Family, declare, read_by
 from models.core.parameters import Parameter, Slot
-from models.core.ranges import COUNT, POSITIVE, RATE, check_ranges
+from models.core.ranges import COUNT, POSITIVE, RATE, check_choices, check_ranges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class T5Config:
     def __post_init__(self):
         sizes = dict.fromkeys(("vocab_size", "decoder_depth", "head_dim", "furthest", *SIZES), COUNT)
         check_ranges(self, sizes | {"dropout": RATE, "attention_dropout": RATE, "norm_epsilon": POSITIVE}, "model.")
-        check_activation(self)
+        check_choices(self, CHOICES, "model.")
         if self.buckets < 4 or self.buckets % 4 or self.furthest <= self.buckets // 2:
             raise ValueError(
                 f"model.buckets={self.buckets}, furthest={self.furthest}: buckets must be a multiple of 4, and the "
