@@ -130,7 +130,9 @@ class HuggingFace(NamedTuple):
 class Family(NamedTuple):
     """One model family.
 
-    config: its frozen dataclass.   sizes: published name -> config.
+    config: its frozen dataclass.
+    sizes: published name -> config. But for BERT's, 'tiny' and 'mini' are not published; they train within minutes on a
+        CPU, for the demo and the tests.
     inputs: name of a batch's array -> Input; objectives pass these to its methods and to `__call__`, which calls all
         parts once, for initialisation.
     trunk: (config, program) -> the Flax module; a `WithHeads` if the family has heads.

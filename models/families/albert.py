@@ -92,7 +92,6 @@ def _groups(fields: Mapping[str, Any]) -> int:
 FAMILY = encoder_family(
     config=AlbertConfig,
     sizes={
-        # Not published; trains within minutes on a CPU.
         "tiny": AlbertConfig(embedding=64, width=128, depth=2, heads=2, feed_forward=512),
         # Lan et al. 2020, table 1, and the published checkpoints (the paper's rule would give xlarge 32 heads)
         "base": AlbertConfig(),

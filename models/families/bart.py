@@ -129,7 +129,6 @@ def translation_parameters(config: BartTranslationConfig) -> list[Parameter]:
 
 
 SIZES = {
-    # Not published; trains within minutes on a CPU.
     "tiny": {"positions": 512, "width": 128, "depth": 2, "decoder_depth": 2, "heads": 2, "feed_forward": 512},
     # Lewis et al. 2020, section 2.1, and the published checkpoints
     "base": {},

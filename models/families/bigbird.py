@@ -119,7 +119,6 @@ def _span_head(hf: str) -> Head:
 FAMILY = encoder_family(
     config=BigBirdConfig,
     sizes={
-        # Not published; trains within minutes on a CPU.
         "tiny": BigBirdConfig(width=128, depth=2, heads=2, feed_forward=512),
         "base": BigBirdConfig(),  # Zaheer et al. 2020, table 8
         "large": BigBirdConfig(width=1024, depth=24, heads=16, feed_forward=4096),

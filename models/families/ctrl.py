@@ -107,7 +107,6 @@ def parameters(config: CTRLConfig) -> list[Parameter]:
 FAMILY = decoder_family(
     config=CTRLConfig,
     sizes={
-        # Not published; trains within minutes on a CPU.
         "tiny": CTRLConfig(width=128, depth=2, heads=2, feed_forward=512),
         "base": CTRLConfig(),
     },

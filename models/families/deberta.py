@@ -326,7 +326,6 @@ _HEADS = (
     task_head(CHOICE, "classifier", features=1, **_POOLED),
 )
 _SIZES = {
-    # Not published; trains within minutes on a CPU.
     "tiny": {"width": 128, "depth": 2, "heads": 2, "feed_forward": 512},
     # He et al. 2021b, table 9 and the published checkpoints
     "small": {"depth": 6},

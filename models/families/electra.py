@@ -231,7 +231,6 @@ def attentions(config: ElectraConfig, shape: Shape, memory: int) -> list[Attenti
 FAMILY = Family(
     config=ElectraConfig,
     sizes={
-        # Not published; train within minutes on a CPU, for the demo and the tests.
         "tiny": ElectraConfig(embedding=128, discriminator=Tower(128, 2, 2, 512), generator=Tower(64, 2, 1, 256)),
         "mini": ElectraConfig(embedding=128, discriminator=Tower(256, 4, 4, 1024), generator=Tower(64, 4, 1, 256)),
         # Clark et al. 2020, table 6; generator widths: small 1/4, base 1/3, large 1/4 of the discriminator's.

@@ -161,7 +161,6 @@ _TOKEN_HEAD = token_head("")
 FAMILY = declare(
     config=EtcConfig,
     sizes={
-        # Not published; trains within minutes on a CPU.
         "tiny": EtcConfig(width=128, depth=2, heads=2, feed_forward=512, block=32),
         # Zaheer et al. 2020, table 8 and appendix E.2
         "base": EtcConfig(),

@@ -39,7 +39,6 @@ class GPT(Decoder):
 FAMILY = decoder_family(
     config=GPTConfig,
     sizes={
-        # Not published; trains within minutes on a CPU.
         "tiny": GPTConfig(positions=256, width=128, depth=2, heads=2, feed_forward=512),
         "base": GPTConfig(),
     },

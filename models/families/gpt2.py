@@ -42,7 +42,6 @@ _gpt3 = functools.partial(_size, positions=2048, dropout=0.0, attention_dropout=
 FAMILY = decoder_family(
     config=GPT2Config,
     sizes={
-        # Not published; train within minutes on a CPU.
         "tiny": _size(2, 128, positions=512),
         "mini": _size(4, 256, positions=512),
         # Radford et al. 2019, table 2

@@ -73,7 +73,6 @@ def _otherwise(config: LongformerConfig, heads: Collection[str]) -> list[str]:
 FAMILY = encoder_family(
     config=LongformerConfig,
     sizes={
-        # Not published; trains within minutes on a CPU.
         "tiny": LongformerConfig(width=128, depth=2, heads=2, feed_forward=512),
         "base": LongformerConfig(),  # Beltagy et al. 2020, section 5: RoBERTa's sizes, windows of 512
         "large": LongformerConfig(width=1024, depth=24, heads=16, feed_forward=4096),

@@ -297,7 +297,7 @@ ASSUMED |= dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier
 def _sizes(kind: type) -> dict[str, ModernBertConfig]:
     """Return the sizes that both have."""
     sizes = {
-        "tiny": (4, 128, 2, 192),  # not published; trains within minutes on a CPU
+        "tiny": (4, 128, 2, 192),
         # Warner et al. 2024, table 4
         "base": (22, 768, 12, 1152),
         "large": (28, 1024, 16, 2624),

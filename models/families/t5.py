@@ -217,7 +217,6 @@ FAMILY = _family(
     "t5",
     "T5",
     {
-        # Not published; trains within minutes on a CPU.
         "tiny": _size(T5Config, 2, 128, 2, 512),
         # Raffel et al. 2020, section 3.7 and the published checkpoints
         "small": _size(T5Config, 6, 512, 8, 2048),

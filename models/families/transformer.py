@@ -49,7 +49,6 @@ FAMILY = absolute_family(
     config=TransformerConfig,
     model_type="marian",
     sizes={
-        # Not published; trains within minutes on a CPU.
         "tiny": TransformerConfig(positions=256, width=128, depth=2, decoder_depth=2, heads=2, feed_forward=512),
         # Vaswani et al. 2017, table 3
         "base": TransformerConfig(),

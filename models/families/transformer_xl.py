@@ -258,7 +258,6 @@ def parameters(config: TransformerXLConfig) -> list[Parameter]:
 FAMILY = declare(
     config=TransformerXLConfig,
     sizes={
-        # Not published; trains within minutes on a CPU.
         "tiny": TransformerXLConfig(
             vocab_size=32000, width=128, depth=2, heads=2, feed_forward=512, memory=64, cutoffs=()
         ),

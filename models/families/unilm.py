@@ -115,7 +115,7 @@ _size = functools.partial(sized, UniLMConfig)
 FAMILY = encoder_family(
     config=UniLMConfig,
     sizes={
-        "tiny": _size(2, 128),  # not published; trains within minutes on a CPU
+        "tiny": _size(2, 128),
         "base": _size(12, 768),  # the published checkpoints
         "large": _size(24, 1024),  # Dong et al. 2019, section 2.4
     },

@@ -219,7 +219,6 @@ _size = functools.partial(sized, XLNetConfig)
 FAMILY = declare(
     config=XLNetConfig,
     sizes={
-        # Not published; train within minutes on a CPU.
         "tiny": _size(2, 128, memory=48),
         "mini": _size(4, 256, memory=48),
         "base": _size(12, 768),  # Yang et al. 2019, appendix A.4 and the published checkpoints

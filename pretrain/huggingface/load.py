@@ -276,13 +276,8 @@ def to_target(setting: str, params: Mapping[str, np.ndarray], source, target) ->
     for field in ("global_base", "local_base"):
         before, after = (getattr(config, field, None) for config in (source, target))
         if None not in (before, after) and before != after:
-            log.warning(
-                "%s: its weights are used with other rotary positions: %s is %g there and %g here",
-                setting,
-                f"model.{field}",
-                before,
-                after,
-            )
+            message = "%s: its weights are used with other rotary positions: model.%s is %g there and %g here"
+            log.warning(message, setting, field, before, after)
     return _resized(named, target, source, target)
 
 
