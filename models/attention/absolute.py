@@ -54,16 +54,10 @@ class AbsoluteConfig:
         check_choices(self, CHOICES, "model.")
 
 
-class PositionedStack(Stack):
-    """A stack with norms behind the blocks.   rows: number of positions."""
-
-    rows: int = 0
-
-
 class AbsoluteEncoderDecoder(EncoderDecoder):
     """Both stacks, and the embeddings that they share with the softmax.   kind: of both stacks."""
 
-    kind: ClassVar[type[PositionedStack]]
+    kind: ClassVar[type[Stack]]
 
     def setup(self):
         super().setup()
@@ -78,7 +72,7 @@ class AbsoluteEncoderDecoder(EncoderDecoder):
 
 
 def stack_parameters(stack: str, kinds: Sequence[str] = ("self",)) -> list[Parameter]:
-    """Return the table rows of a `PositionedStack`, by the names of transformers' BART.   kinds: of attention there."""
+    """Return the table rows of a `Stack`, by the names of transformers' BART.   kinds: of attention there."""
     names = {}
     for kind in kinds:
         path = "attention" if kind == "self" else "cross_attention"

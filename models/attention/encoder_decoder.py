@@ -77,7 +77,7 @@ class Stack(nn.Module):
     """One of the two stacks.
 
     pre_norm: whether norms stand before the blocks; then the stack ends with one more, and dropout.
-    buckets: of relative position biases; None without them.
+    buckets: of relative position biases; None without them.   rows: number of other positions.
     """
 
     sizes: LayerSizes
@@ -85,6 +85,7 @@ class Stack(nn.Module):
     program: Program
     pre_norm: bool = False
     buckets: Buckets | None = None
+    rows: int = 0
 
     def setup(self):
         sizes = self.sizes

@@ -189,16 +189,25 @@ class Family(NamedTuple):
         return min(fitting, key=len, default=(*names, *sorted(read - {*names})))
 
 
-def declare(usual: Mapping[str, Any] = MappingProxyType({}), **others: Any) -> Family:
-    """Declare a family with one checkpoint.
+def declare(
+    usual: Mapping[str, Any] = MappingProxyType({}),
+    parts: Mapping[str, Mapping[str, Any]] = MappingProxyType({"model": {}}),
+    **others: Any,
+) -> Family:
+    """Declare a family.
 
     usual, others: fields of `Family` and `HuggingFace`. Constants, fields and settings of `others` are added to the
-    usual ones; other fields replace them.
+    usual ones; other fields replace them.   parts: checkpoint part -> its own fields of `HuggingFace`, in the same way.
     """
-    added = {name: {**usual.get(name, {}), **others.get(name, {})} for name in ("constants", "fields", "settings")}
-    of_class = {**usual, **others, **added}
+    of_class = _changed(usual, others)
     of_family = {name: of_class.pop(name) for name in Family._fields if name in of_class}
-    return Family(**of_family, hf={"model": HuggingFace(**of_class)})
+    hf = {part: HuggingFace(**_changed(of_class, changes)) for part, changes in parts.items()}
+    return Family(**of_family, hf=hf)
+
+
+def _changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    added = ("constants", "fields", "settings")
+    return {**fields, **changes, **{name: {**fields.get(name, {}), **changes.get(name, {})} for name in added}}
 
 
 def unfit_inputs(declared: Mapping[str, Input], rows: Mapping[str, tuple]) -> list[str]:

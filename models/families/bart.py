@@ -12,13 +12,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from models.attention.absolute import (
-    AbsoluteConfig,
-    AbsoluteEncoderDecoder,
-    PositionedStack,
-    absolute_family,
-    stack_parameters,
-)
+from models.attention.absolute import AbsoluteConfig, AbsoluteEncoderDecoder, absolute_family, stack_parameters
+from models.attention.encoder_decoder import Stack
 from models.blocks.embeddings import token_rows, token_table
 from models.blocks.heads import CLASSIFIER, SPANS, TAGGER, task_head
 from models.blocks.layer import layer_sizes
@@ -67,7 +62,7 @@ class BartTranslationConfig(BartConfig):
         check_ranges(self, {"source_depth": COUNT}, "model.")
 
 
-class BartStack(PositionedStack):
+class BartStack(Stack):
     """A stack with learned positions, and a norm of the embeddings."""
 
     def setup(self):

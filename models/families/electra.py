@@ -36,7 +36,7 @@ from models.blocks.tables import (
     same_dropout,
     token_head_parameters,
 )
-from models.core.family import Family, HuggingFace, Input, Inputs, Shape
+from models.core.family import Input, Inputs, Shape, declare
 from models.core.parameters import Noise, Parameter
 from models.core.program import Program
 from models.core.ranges import COUNT, check_choices, check_ranges
@@ -192,21 +192,6 @@ def parameters(config: ElectraConfig) -> list[Parameter]:
     return table
 
 
-def _hugging_face(tower: str, folder: str, architecture: str, tied: dict[str, str]) -> HuggingFace:
-    """Declare one of the two Hugging Face checkpoints."""
-    sizes = {name: f"{tower}.{field}" for name, field in HF_SIZES.items()}
-    return HuggingFace(
-        folder=folder,
-        architectures={architecture: ()},
-        constants={"model_type": "electra"},
-        fields={**HF_FIELDS, "embedding_size": "embedding", **sizes},
-        settings=HF_SETTINGS,
-        tied=tied,
-        prefix="electra.",
-        assumed=HF_ASSUMED,
-    )
-
-
 def seen(config: ElectraConfig, shape: Shape) -> float:
     """Return the share of (query, key) pairs that the pattern leaves visible: the mean of both encoders, weighted by
     the cost of a pair."""
@@ -228,7 +213,11 @@ def attentions(config: ElectraConfig, shape: Shape, memory: int) -> list[Attenti
     return described
 
 
-FAMILY = Family(
+def _sizes_of(tower: str) -> dict[str, str]:
+    return {name: f"{tower}.{field}" for name, field in HF_SIZES.items()}
+
+
+FAMILY = declare(
     config=ElectraConfig,
     sizes={
         "tiny": ElectraConfig(embedding=128, discriminator=Tower(128, 2, 2, 512), generator=Tower(64, 2, 1, 256)),
@@ -243,15 +232,20 @@ FAMILY = Family(
     inputs={"tokens": Input(("length",)), "types": Input(("length",)), "segments": Input(("length",))},
     trunk=Electra,
     table=parameters,
-    hf={
-        "discriminator": _hugging_face("discriminator", "", "ElectraForPreTraining", {}),
-        "generator": _hugging_face(
-            "generator",
-            "generator",
-            "ElectraForMaskedLM",
-            {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
-        ),
+    parts={
+        "discriminator": {"architectures": {"ElectraForPreTraining": ()}, "fields": _sizes_of("discriminator")},
+        "generator": {
+            "folder": "generator",
+            "architectures": {"ElectraForMaskedLM": ()},
+            "fields": _sizes_of("generator"),
+            "tied": {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+        },
     },
+    constants={"model_type": "electra"},
+    fields={**HF_FIELDS, "embedding_size": "embedding"},
+    settings=HF_SETTINGS,
+    prefix="electra.",
+    assumed=HF_ASSUMED,
     seen=seen,
     attention="self",
     attentions=attentions,

@@ -25,10 +25,6 @@ class GPT2Config(DecoderConfig):
         return self.init_std * (2 * self.depth) ** -0.5
 
 
-class GPT2(Decoder):
-    """A decoder with norms before the blocks."""
-
-
 def parameters(config: GPT2Config) -> list[Parameter]:
     """Return GPT-2's parameter table."""
     norm = norm_parameters("norm", ("width",), {"model": "transformer.ln_f"})
@@ -59,7 +55,7 @@ FAMILY = decoder_family(
         "gpt3-13b": _gpt3(40, 5120, 128),  # a width of 5,140 in the table
         "gpt3-175b": _gpt3(96, 12288, 128),
     },
-    trunk=GPT2,
+    trunk=Decoder,
     table=parameters,
     heads=(
         task_head(CLASSIFIER, "score", drops=False, biased=False),

@@ -10,7 +10,8 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jax import Array
 
-from models.attention.absolute import AbsoluteConfig, AbsoluteEncoderDecoder, PositionedStack, absolute_family
+from models.attention.absolute import AbsoluteConfig, AbsoluteEncoderDecoder, absolute_family
+from models.attention.encoder_decoder import Stack
 from models.attention.relative import sinusoids
 from models.blocks.config import check_even
 
@@ -26,7 +27,7 @@ class TransformerConfig(AbsoluteConfig):
         check_even(self)
 
 
-class SinusoidalStack(PositionedStack):
+class SinusoidalStack(Stack):
     """A stack with sinusoidal positions (section 3.5), first the sines, then the cosines."""
 
     def with_positions(self, x: Array, positions: Array | None = None) -> Array:
