@@ -15,12 +15,11 @@ from typing import ClassVar
 import numpy as np
 
 from models.attention.encoder import EncoderConfig, encoder_family, encoder_parameters
-from models.attention.global_tokens import GlobalWeights
 from models.attention.patterns.pattern import Pattern, check
 from models.blocks.heads import roberta_heads
-from models.blocks.tables import OFFSET_POSITIONS, PADDING, dense_parameters
+from models.blocks.tables import OFFSET_POSITIONS, PADDING, PRODUCTS, stacked_parameters
 from models.core.family import Converter
-from models.core.parameters import LAYERS, Parameter
+from models.core.parameters import Parameter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,19 +40,14 @@ class LongformerConfig(EncoderConfig):
 
 
 def _table(config: LongformerConfig) -> list[Parameter]:
+    names = {f"attention/global/{name}": f"attention.self.{name}_global" for name in PRODUCTS}
+    layer = {"model": "longformer.encoder.layer.{layer}"}
     rows = encoder_parameters("longformer", config.padding_positions)
-    for name in GlobalWeights._fields:
-        hf = {"model": f"longformer.encoder.layer.{{layer}}.attention.self.{name}_global"}
-        rows += dense_parameters(_GLOBAL.format(name), (LAYERS, "width", "heads"), hf)
-    return rows
+    return rows + stacked_parameters("layers", names, layer)
 
 
-_GLOBAL, _LOCAL = "layers/attention/global/{}", "layers/attention/{}"
-_FROM_LOCAL = {
-    f"{_GLOBAL.format(name)}/{leaf}": f"{_LOCAL.format(name)}/{leaf}"
-    for name in GlobalWeights._fields
-    for leaf in ("kernel", "bias")
-}
+_LEAVES = [f"{name}/{leaf}" for name in PRODUCTS for leaf in ("kernel", "bias")]
+_FROM_LOCAL = {f"layers/attention/global/{leaf}": f"layers/attention/{leaf}" for leaf in _LEAVES}
 
 _WINDOWS = Converter(
     "pattern.windows",

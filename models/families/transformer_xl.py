@@ -13,14 +13,11 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
+from models.attention.distances import distance_table
 from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask, remembering
 from models.attention.operands import Biases
-from models.attention.relative import (
-    RelativeAttention,
-    distance_table,
-    sinusoids,
-)
+from models.attention.relative import RelativeAttention, sinusoids
 from models.blocks.config import RememberingConfig
 from models.blocks.embeddings import padded_vocab, token_table
 from models.blocks.feed_forward import FeedForward

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from models.attention.distances import distance_table
 from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask, chosen, remembering
 from models.attention.operands import Biases, Types
-from models.attention.relative import RelativeAttention, distance_table, sinusoids
+from models.attention.relative import RelativeAttention, sinusoids
 from models.blocks.config import RememberingConfig, sized
 from models.blocks.crf import crf_head
 from models.blocks.embeddings import padded_vocab, token_table
