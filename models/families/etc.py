@@ -110,11 +110,7 @@ class Etc(WithHeads):
 
     @nn.compact
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
-        """Run the trunk -> the long tokens' [rows, length, width]. Dropout is on if noise u32[rows, 2] is given.
-
-        slots: i32[rows, n], the positions whose output is wanted -> [rows, n, width]; the last layer then computes no
-        others.
-        """
+        """See `Encoder.encode`; the output is that of the long tokens."""
         c, segments, of_globals = self.config, inputs["segments"], inputs["global_segments"]
         embedded = self.embeddings(inputs["tokens"], of_globals)
 
