@@ -2,7 +2,7 @@
 only `down` and `up` are trained. Merging the products into W restores the model's own parameters."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -55,18 +55,11 @@ def initial_products(key: Array, table: Sequence[Parameter], params: Params, lor
 
 def merged(params: Params) -> Params:
     """Add the products to their matrices; parameters without products are returned unchanged."""
-    products = params.get(LORA)
-    if products is None:
+    if LORA not in params:
         return params
     flat = dict(leaves({name: leaf for name, leaf in params.items() if name != LORA}))
-    for path, pair in _pairs(products).items():
-        flat[path] = flat[path] + ALPHA / pair["down"].shape[-1] * jnp.matmul(pair["down"], pair["up"])
+    products = dict(leaves(params[LORA]))
+    for matrix in (path.removesuffix("/down") for path in products if path.endswith("/down")):
+        down, up = products[f"{matrix}/down"], products[f"{matrix}/up"]
+        flat[matrix] = flat[matrix] + ALPHA / down.shape[-1] * jnp.matmul(down, up)
     return nest(flat)
-
-
-def _pairs(products: Mapping) -> dict[str, dict[str, Array]]:
-    pairs: dict[str, dict[str, Array]] = {}
-    for path, leaf in leaves(products):
-        matrix, _, name = path.rpartition("/")
-        pairs.setdefault(matrix, {})[name] = leaf
-    return pairs

@@ -12,7 +12,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from models.core.parameters import LAYERS, Parameter, Params, decays, leaves, nest
-from models.core.ranges import NOT_NEGATIVE, POSITIVE, RATE, SHARE, check_ranges
+from models.core.ranges import NOT_NEGATIVE, POSITIVE, RATE, SHARE, check_choices, check_ranges
 from models.core.sharding import constrain, current_rules
 
 NAMES = ("adamw", "lamb", "adagrad", "adafactor", "lion", "stable-adamw", "muon")
@@ -60,8 +60,7 @@ class Optimizer:
     layer_decay: float = 1.0  # factor of the learning rate from layer to layer, downwards (Clark et al. 2020, app. B)
 
     def __post_init__(self):
-        if self.name not in NAMES:
-            raise ValueError(f"optimizer.name={self.name!r}: use one of {', '.join(NAMES)}")
+        check_choices(self, {"name": NAMES}, "optimizer.")
         check_ranges(self, RANGES, "optimizer.")
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.core.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, check_ranges
+from models.core.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, check_choices, check_ranges
 
 NAMES = ("linear", "cosine", "polynomial", "one-minus-sqrt", "inverse-sqrt", "flat-inverse-sqrt")
 NAMES += ("warmup-stable-decay", "constant")
@@ -44,8 +44,7 @@ class Schedule:
     steps: int | None = None  # schedule length, by default all; then the rate is constant (inverse-sqrt: still falls)
 
     def __post_init__(self):
-        if self.name not in NAMES:
-            raise ValueError(f"schedule.name={self.name!r}: use one of {', '.join(NAMES)}")
+        check_choices(self, {"name": NAMES}, "schedule.")
         check_ranges(self, RANGES | ({} if self.steps is None else {"steps": COUNT}), "schedule.")
         if self.name == "warmup-stable-decay" and self.warmup + self.decay > 1:
             raise ValueError(f"schedule.warmup={self.warmup}, decay={self.decay}: together more than 1; lower one")

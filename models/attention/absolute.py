@@ -2,21 +2,19 @@
 parameter table, and a function that declares such a family."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from jax import Array
 
 from models.attention.encoder_decoder import INPUTS, EncoderDecoder, Stack, attentions, seen
-from models.blocks.checks import check_activation, check_sizes
-from models.blocks.embeddings import padding_bias, token_rows, token_table
+from models.blocks.config import CHOICES, check_sizes
+from models.blocks.embeddings import padding_bias, token_table
 from models.blocks.layer import layer_sizes
-from models.blocks.tables import dense_parameters, norm_parameters
-from models.core.family import Converter, Family, Head, HuggingFace
-from models.core.parameters import LAYERS, Parameter, Slot
-from models.core.ranges import COUNT, RATE, check_ranges
-from models.core.sharding import constrain
+from models.blocks.tables import PRODUCTS, stacked_parameters
+from models.core.family import Family, declare
+from models.core.parameters import Parameter, Slot
+from models.core.ranges import COUNT, RATE, check_choices, check_ranges
 
 # Names in the config.json of transformers' BART and its relatives -> config fields
 HF_FIELDS = {
@@ -53,19 +51,13 @@ class AbsoluteConfig:
         counts = dict.fromkeys(("vocab_size", "positions", "decoder_depth"), COUNT)
         check_ranges(self, counts | {"dropout": RATE, "attention_dropout": RATE}, "model.")
         check_sizes(self, "model.")
-        check_activation(self)
-
-
-class PositionedStack(Stack):
-    """A stack with norms behind the blocks.   rows: number of positions."""
-
-    rows: int = 0
+        check_choices(self, CHOICES, "model.")
 
 
 class AbsoluteEncoderDecoder(EncoderDecoder):
     """Both stacks, and the embeddings that they share with the softmax.   kind: of both stacks."""
 
-    kind: ClassVar[type[PositionedStack]]
+    kind: ClassVar[type[Stack]]
 
     def setup(self):
         super().setup()
@@ -74,77 +66,38 @@ class AbsoluteEncoderDecoder(EncoderDecoder):
         self.encoder = self.kind(layer_sizes(c), c.depth, self.program, rows=c.positions)
         self.decoder = self.kind(layer_sizes(c), c.decoder_depth, self.program, rows=c.positions)
 
-    def embed(self, tokens: Array) -> Array:
-        """See `EncoderDecoder.embed`."""
-        return token_rows(constrain(self.tokens, "vocab", None), tokens)
-
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
         """See `Decoder.softmax`."""
         return hidden, self.tokens, padding_bias(self.config.vocab_size)
 
 
 def stack_parameters(stack: str, kinds: Sequence[str] = ("self",)) -> list[Parameter]:
-    """Return the table rows of a `PositionedStack`, by the names of transformers' BART.   kinds: of attention there."""
-    layer = f"model.{stack}.layers.{{layer}}"
-
-    def norm(path: str, name: str) -> list[Parameter]:
-        return norm_parameters(f"{stack}/layers/{path}/norm", (LAYERS, "width"), {"model": f"{layer}.{name}"})
-
-    def dense(path: str, axes: tuple, name: str) -> list[Parameter]:
-        return dense_parameters(f"{stack}/layers/{path}", (LAYERS, *axes), {"model": f"{layer}.{name}"})
-
-    rows = []
+    """Return the table rows of a `Stack`, by the names of transformers' BART.   kinds: of attention there."""
+    names = {}
     for kind in kinds:
         path = "attention" if kind == "self" else "cross_attention"
-        for product in ("query", "key", "value"):
-            rows += dense(f"{path}/{product}", ("width", "heads"), f"{kind}_attn.{product[0]}_proj")
-        rows += dense(f"{path}/output", ("heads", "width"), f"{kind}_attn.out_proj")
-        rows += norm(path, f"{kind}_attn_layer_norm")
-    rows += dense("feed_forward/up", ("width", "feed_forward"), "fc1")
-    rows += dense("feed_forward/down", ("feed_forward", "width"), "fc2")
-    return rows + norm("feed_forward", "final_layer_norm")
+        names |= {f"{path}/{name}": f"{kind}_attn.{name[0]}_proj" for name in PRODUCTS}
+        names |= {f"{path}/output": f"{kind}_attn.out_proj", f"{path}/norm": f"{kind}_attn_layer_norm"}
+    names |= {"feed_forward/up": "fc1", "feed_forward/down": "fc2", "feed_forward/norm": "final_layer_norm"}
+    return stacked_parameters(f"{stack}/layers", names, {"model": f"model.{stack}.layers.{{layer}}"})
 
 
-def absolute_family(
-    config: type,
-    model_type: str,
-    sizes: dict[str, Any],
-    trunk: Callable,
-    table: Callable[[Any], list[Parameter]],
-    architectures: Mapping[str, tuple[str, ...]],
-    constants: Mapping[str, Any],
-    settings: Mapping[str, str | Converter] = MappingProxyType({}),
-    fields: Mapping[str, str | Converter] = MappingProxyType({}),
-    heads: tuple[Head, ...] = (),
-    continues: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
-    **of_class: Any,
-) -> Family:
+def absolute_family(model_type: str, table: Callable[[Any], list[Parameter]], **others: Any) -> Family:
     """Declare a family.   model_type: in its config.json.   table: its rows beside those of tokens and stacks.
-    fields, settings: beside those of sizes and dropout rates.   of_class: other fields of `HuggingFace`."""
+    others: as in `declare`."""
     tokens = Parameter("tokens", ("vocab", "embedding"), {"model": Slot("model.shared.weight")})
     decoder = stack_parameters("decoder", ("self", "encoder"))
-    return Family(
-        config=config,
-        sizes=sizes,
-        inputs=INPUTS,
-        trunk=trunk,
-        table=lambda c: [tokens, *table(c), *stack_parameters("encoder"), *decoder],
-        heads=heads,
-        hf={
-            "model": HuggingFace(
-                folder="",
-                architectures=architectures,
-                constants={"model_type": model_type, "is_encoder_decoder": True, **constants},
-                fields={**HF_FIELDS, **fields},
-                settings={"dropout": "dropout", "attention_dropout": "attention_dropout", **settings},
-                tied=dict.fromkeys(_TABLES, "model.shared.weight"),
-                trunk="model.",
-                zeros=("final_logits_bias",),
-                **of_class,
-            )
-        },
-        seen=seen,
-        attention="self",
-        attentions=attentions,
-        continues=continues,
-    )
+    usual = {
+        "inputs": INPUTS,
+        "table": lambda c: [tokens, *table(c), *stack_parameters("encoder"), *decoder],
+        "seen": seen,
+        "attention": "self",
+        "attentions": attentions,
+        "constants": {"model_type": model_type, "is_encoder_decoder": True},
+        "fields": HF_FIELDS,
+        "settings": {"dropout": "dropout", "attention_dropout": "attention_dropout"},
+        "tied": dict.fromkeys(_TABLES, "model.shared.weight"),
+        "prefix": "model.",
+        "zeros": ("final_logits_bias",),
+    }
+    return declare(usual, **others)

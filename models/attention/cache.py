@@ -50,7 +50,8 @@ def has_room(cache: Cache, tokens: int) -> Array:
 
 
 def take(cache: Cache, rows: Array) -> Cache:
-    """Return the cache with the given rows, i32[n]; its context is unchanged."""
+    """Return the cache with the given rows, i32[n]; its context is unchanged. With one, each row must replace a row of
+    the same text: a text's rows are adjacent, and all texts have equally many."""
     take_rows = lambda array: jnp.take(array, rows, axis=-4)  # from one array of all layers, or one array per layer
     keys, values = jax.tree.map(take_rows, (cache.keys, cache.values))
     return cache._replace(keys=keys, values=values, segments=cache.segments[rows])

@@ -1,6 +1,8 @@
-"""The causal decoder that GPT and similar families share: config, module, output logits, attention statistics."""
+"""The causal decoder that GPT and similar families share: config, module, output logits, attention statistics, and a
+function that declares such a family."""
 
 import dataclasses
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -12,13 +14,14 @@ from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
 from models.attention.multi_head import attention_of
 from models.attention.transformer import CachedTransformerLayer, TransformerLayer
-from models.blocks.checks import check_encoder
+from models.blocks.config import TrunkConfig
 from models.blocks.embeddings import Embeddings, Term, padding_bias
-from models.blocks.heads import WithHeads, tied_logits
+from models.blocks.heads import WithHeads, tied_logits, usual_classes
 from models.blocks.layer import layer_sizes
 from models.blocks.norm import Norm
 from models.blocks.stack import stack
-from models.core.family import Input, Inputs, Shape
+from models.blocks.tables import GPT_FIELDS, GPT_SETTINGS
+from models.core.family import Family, Head, Input, Inputs, Shape, declare
 from models.core.noise import dropout, site
 from models.core.parameters import Noise
 from models.core.ranges import COUNT, check_ranges
@@ -31,25 +34,18 @@ INPUTS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class DecoderConfig:
+class DecoderConfig(TrunkConfig):
     """Sizes and rates of a causal decoder; the defaults are those of GPT-2 with 124M parameters."""
 
     vocab_size: int = 50257  # number of tokens, without padding rows
     positions: int = 1024  # length of the longest sequence, in tokens
-    width: int = 768  # hidden size
-    depth: int = 12  # number of layers
-    heads: int = 12  # attention heads in each layer
-    feed_forward: int = 3072  # width inside the feed-forward block
     activation: str = "gelu_new"  # activation function of the feed-forward block
-    dropout: float = 0.1  # dropout rate of embeddings and block outputs
-    attention_dropout: float = 0.1  # dropout rate of attention probabilities
     norm_epsilon: float = 1e-5  # added to the variance in norms
-    init_std: float = 0.02  # standard deviation of the initial weights
     labels: tuple[str, ...] = ()  # classes of a task head
 
     def __post_init__(self):
         check_ranges(self, {"positions": COUNT}, "model.")
-        check_encoder(self)
+        super().__post_init__()
 
 
 class Decoder(WithHeads):
@@ -60,6 +56,7 @@ class Decoder(WithHeads):
 
     config: DecoderConfig
     pre_norm: bool = True
+    take = staticmethod(caches.take)
 
     def setup(self):
         super().setup()
@@ -88,10 +85,6 @@ class Decoder(WithHeads):
         """Read the first tokens as `advance` does -> (hidden, a cache of them with room for `room` more)."""
         rows, places = inputs["segments"].shape
         return self.advance(inputs, self.empty_cache(rows, places + room))
-
-    def take(self, cache: Cache, rows: Array) -> Cache:
-        """Return the cache with the given rows, i32[n]."""
-        return caches.take(cache, rows)
 
     def advance(self, inputs: Inputs, cache: Cache) -> tuple[Array, Cache]:
         """Run `decode` on tokens that follow the cached ones, without dropout -> (hidden [rows, n, width], the cache
@@ -147,3 +140,25 @@ def attentions(config: DecoderConfig, shape: Shape, memory: int) -> list[Attenti
 def seen(config: DecoderConfig, shape: Shape) -> float:
     """Return the share of (query, key) pairs that a causal mask leaves visible; documents in a row are ignored."""
     return (shape.length + 1) / (2 * shape.length)
+
+
+def decoder_family(model_type: str, heads: tuple[Head, ...], classes: str, tokens: str, **others: Any) -> Family:
+    """Declare the family of GPT or of a relative.
+
+    model_type: in its config.json.   classes: how the names of its classes begin.   tokens: its tensor of embeddings.
+    others: as in `declare`.
+    """
+    usual = {
+        "inputs": INPUTS,
+        "seen": seen,
+        "attention": "self",
+        "attentions": attentions,
+        "architectures": {f"{classes}LMHeadModel": (), **usual_classes(classes, heads)},
+        "constants": {"model_type": model_type},
+        "fields": GPT_FIELDS,
+        "settings": GPT_SETTINGS,
+        "tied": {"lm_head.weight": tokens},
+        "prefix": "transformer.",
+        "pair": None,
+    }
+    return declare(usual, heads=heads, **others)

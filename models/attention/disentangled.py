@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.attention.distances import shift
+from models.attention.distances import distance_table, shift
 from models.attention.mask import PAIRS, Mask, chosen, visible
 from models.blocks.dense import Weights, affine
 from models.blocks.layer import LayerSizes
 from models.blocks.norm import Norm
-from models.blocks.products import contraction
+from models.blocks.products import shared_product
 from models.core.noise import dropout, fold, site
 from models.core.parameters import Noise
 from models.core.program import Program, kept
@@ -91,10 +91,7 @@ class DisentangledAttention(nn.Module):
 
     def context(self, x: Array, table: Array, noise: Noise) -> Context:
         """Project x [batch, length, width] and the embeddings of buckets f32[2 * buckets, width], after dropout."""
-        rate = self.sizes.dropout
-        rows = 1 if noise is None or rate == 0.0 else noise.shape[0]
-        table = table[reached(x.shape[1], self.buckets)]
-        table = dropout(jnp.broadcast_to(table, (rows, *table.shape)), rate, noise)
+        table = distance_table(table[reached(x.shape[1], self.buckets)], self.sizes.dropout, noise)
         of_tokens = (self._split(x, weights) for weights in (self.key, self.value))
         return Context(*of_tokens, *(self._split(table, weights) for weights in (self.key, self.query)))
 
@@ -111,14 +108,6 @@ class DisentangledAttention(nn.Module):
         y = affine(kept(mixed.reshape(x.shape)), self.output(sizes.width), dtype)
         axis = mask.axis if slots is None else None
         return constrain(self.norm(x + dropout(y, sizes.dropout, site(noise, 2))), "batch", axis, None)
-
-
-def _product(equation: str, x: Array, table: Array) -> Array:
-    """Return jnp.einsum as float32 with a table [batch or 1, ...]; a table that rows share has a float32 gradient."""
-    if table.shape[0] > 1:
-        return jnp.einsum(equation, x, table, preferred_element_type=jnp.float32)
-    left, right, out = equation.replace("->", ",").split(",")
-    return contraction(f"{left},{right[1:]}->{out}", x, table[0].astype(jnp.float32))
 
 
 def _scaled(q: Array, context: Context) -> tuple[Array, Context]:
@@ -139,7 +128,7 @@ def attend_chosen(
     of_distance = jnp.asarray(_places(np.arange(1 - length, length), length, buckets))
     numbers = of_distance[slots[:, None, :, None] - jnp.arange(length) + length - 1]  # [batch, 1, n, length]
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32)
-    to_position, to_content = _product("bqhd,brhd->bhqr", q, keys), _product("bkhd,brhd->bhrk", k, queries)
+    to_position, to_content = shared_product("bqhd,brhd->bhqr", q, keys), shared_product("bkhd,brhd->bhrk", k, queries)
     scores += jnp.take_along_axis(to_position, numbers, axis=3, mode="clip")
     scores += jnp.take_along_axis(to_content, numbers, axis=2, mode="clip")
     return _mixed(scores, visible(chosen(mask, slots)), v, dropout_rate, noise)
@@ -176,8 +165,8 @@ def attend_row(q: Array, context: Context, mask: Mask, buckets: Buckets, *, drop
         of_queries = part(q, first, block)
         with jax.named_scope(PAIRS):
             scores = jnp.einsum("bqhd,bkhd->bhqk", of_queries, k, preferred_element_type=jnp.float32)
-            to_position = _product("bqhd,brhd->bhqr", of_queries, part(band, rest, (blocks + 1) * block))
-            to_content = _product("bnkhd,bnrhd->bhnkr", tiles, part(windows, blocks - 1 - index, blocks))
+            to_position = shared_product("bqhd,brhd->bhqr", of_queries, part(band, rest, (blocks + 1) * block))
+            to_content = shared_product("bnkhd,bnrhd->bhnkr", tiles, part(windows, blocks - 1 - index, blocks))
         scores += shift(to_position, blocks * block)
         scores += jnp.moveaxis(shift(to_content, block), -1, 2).reshape(scores.shape)
         seen = part(segments, first, block)[:, None, :, None] == segments[:, None, None, :]

@@ -8,6 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from models.core.noise import dropout
+from models.core.parameters import Noise
+
 
 class Buckets(NamedTuple):
     """number: how many buckets.   furthest: the distance from which on all distances share the last bucket.
@@ -31,6 +34,12 @@ def bucket_of(distances: np.ndarray, buckets: Buckets) -> np.ndarray:
     logs = np.log(np.maximum(away, 1).astype(np.float32) / near) / np.float32(np.log(buckets.furthest / near))
     far = np.minimum(near + (logs * (number - near)).astype(np.int32), number - 1)
     return first + np.where(away < near, away, far)
+
+
+def distance_table(table: Array | np.ndarray, rate: float, noise: Noise) -> Array:
+    """Apply dropout to a table [distances, width], separately for each row: f32[batch or 1, distances, width]."""
+    rows = 1 if noise is None or rate == 0.0 else noise.shape[0]
+    return dropout(jnp.broadcast_to(table, (rows, *table.shape)), rate, noise)
 
 
 def _by_distance(table: Array, first: int, last: int, buckets: Buckets) -> Array:

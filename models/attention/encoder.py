@@ -2,8 +2,6 @@
 such a family."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -15,9 +13,9 @@ from models.attention.multi_head import attention_of
 from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.transformer import encode
-from models.blocks.checks import TABLES, check_encoder
+from models.blocks.config import TABLES, TrunkConfig
 from models.blocks.embeddings import Embeddings, Term
-from models.blocks.heads import WithHeads
+from models.blocks.heads import WithHeads, usual_classes
 from models.blocks.layer import layer_sizes
 from models.blocks.tables import (
     HF_ASSUMED,
@@ -27,7 +25,7 @@ from models.blocks.tables import (
     embedding_parameters,
     layer_parameters,
 )
-from models.core.family import Converter, Family, Head, HuggingFace, Input, Inputs, Shape
+from models.core.family import Family, Head, Input, Inputs, Shape, declare
 from models.core.parameters import Noise, Parameter
 from models.core.ranges import check_ranges
 
@@ -38,27 +36,17 @@ INPUTS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class EncoderConfig:
+class EncoderConfig(TrunkConfig):
     """Sizes and rates of an encoder; the defaults are those of BERT-base."""
 
-    vocab_size: int = 30522  # number of tokens, without padding rows
     positions: int = 512  # length of the longest sequence, in tokens
     types: int = 2  # number of segment types (A, B)
-    width: int = 768  # hidden size
-    depth: int = 12  # number of layers
-    heads: int = 12  # attention heads in each layer
-    feed_forward: int = 3072  # width inside the feed-forward block
-    activation: str = "gelu"  # activation function of the feed-forward block
-    dropout: float = 0.1  # dropout rate of embeddings and block outputs
-    attention_dropout: float = 0.1  # dropout rate of attention probabilities
-    norm_epsilon: float = 1e-12  # added to the variance in norms
-    init_std: float = 0.02  # standard deviation of the initial weights
     pattern: Pattern = Pattern()  # which keys a query sees
     labels: tuple[str, ...] = ()  # classes of a task head
 
     def __post_init__(self):
         check_ranges(self, TABLES, "model.")
-        check_encoder(self)
+        super().__post_init__()
 
     # Descendants override these.
     projects: ClassVar[bool] = False  # whether a projection leads from embeddings to layers, which may differ in width
@@ -66,11 +54,6 @@ class EncoderConfig:
     padding_positions: ClassVar[int] = 0  # `padding` of the `Term` for positions
     shared_blocks: ClassVar[tuple[str, ...]] = ()  # blocks whose parameters layers share
     groups: ClassVar[int] = 1  # into how many groups of consecutive layers that share parameters
-
-    @property
-    def embedding(self) -> int:
-        """Width of the embeddings."""
-        return self.width
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -101,10 +84,6 @@ class Encoder(WithHeads):
         embedded, mask = self.embeddings(inputs), self.mask(inputs)
         return encode(self, self.config, embedded, mask, noise, self.program, slots)
 
-    def __call__(self, inputs: Inputs):
-        """Run every part once, for initialisation."""
-        return self.apply_heads(self.encode(inputs))
-
 
 def attentions(config: EncoderConfig, shape: Shape, memory: int) -> list[Attention]:
     """Return the attentions that a kernel may compute: all layers; without a sparse pattern not the last one, which is
@@ -120,55 +99,36 @@ def seen(config: EncoderConfig, shape: Shape) -> float:
 
 
 def encoder_family(
-    config: type,
-    sizes: dict[str, Any],
-    heads: tuple[Head, ...],
-    architectures: Mapping[str, tuple[str, ...]],
-    model_type: str,
-    decoder: str = "",
-    names: str = "",
-    table: Callable[[Any], list[Parameter]] | None = None,
-    continues: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
-    constants: Mapping[str, Any] = MappingProxyType({}),
-    fields: Mapping[str, str | Converter] = MappingProxyType({}),
-    settings: Mapping[str, str | Converter] = MappingProxyType({}),
-    **of_class: Any,
+    model_type: str, heads: tuple[Head, ...], classes: str = "", decoder: str = "", names: str = "", **others: Any
 ) -> Family:
     """Declare the family of BERT or of a descendant, by its differences from BERT.
 
     model_type: in its config.json.   names: the prefix of its trunk's tensors, by default model_type.
+    classes: how the names of its classes begin, see `usual_classes`.
     decoder: the prefix of the masked-token head's output layer, which is tied to the embeddings; '' without that head.
-    table: by default BERT's.   constants, fields, settings: added to BERT's.   of_class: other fields of `HuggingFace`.
+    others: as in `declare`.
     """
     names = names or model_type
     tied = {
         f"{decoder}.decoder.weight": f"{names}.embeddings.word_embeddings.weight",
         f"{decoder}.decoder.bias": f"{decoder}.bias",
     }
-    return Family(
-        config=config,
-        sizes=sizes,
-        inputs=INPUTS,
-        trunk=Encoder,
-        table=table or (lambda c: encoder_parameters(names, c.padding_positions)),
-        heads=heads,
-        hf={
-            "model": HuggingFace(
-                folder="",
-                architectures=architectures,
-                constants={"model_type": model_type, **constants},
-                fields={**HF_FIELDS, **HF_SIZES, **fields},
-                settings={**HF_SETTINGS, **settings},
-                tied=tied if decoder else {},
-                trunk=f"{names}.",
-                **{"assumed": HF_ASSUMED} | of_class,
-            )
-        },
-        seen=seen,
-        attention="self",
-        attentions=attentions,
-        continues=continues,
-    )
+    usual = {
+        "inputs": INPUTS,
+        "trunk": Encoder,
+        "table": lambda c: encoder_parameters(names, c.padding_positions),
+        "seen": seen,
+        "attention": "self",
+        "attentions": attentions,
+        "architectures": usual_classes(classes, heads),
+        "constants": {"model_type": model_type},
+        "fields": HF_FIELDS | HF_SIZES,
+        "settings": HF_SETTINGS,
+        "tied": tied if decoder else {},
+        "prefix": f"{names}.",
+        "assumed": HF_ASSUMED,
+    }
+    return declare(usual, heads=heads, **others)
 
 
 def encoder_parameters(names: str, padding_positions: int = 0) -> list[Parameter]:

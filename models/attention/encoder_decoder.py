@@ -16,6 +16,7 @@ from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
 from models.attention.multi_head import MultiHeadAttention, attention_of
 from models.attention.transformer import TransformerLayer
+from models.blocks.embeddings import token_rows
 from models.blocks.heads import WithHeads, tied_logits
 from models.blocks.layer import LayerSizes, layer_sizes
 from models.blocks.norm import Norm
@@ -76,7 +77,7 @@ class Stack(nn.Module):
     """One of the two stacks.
 
     pre_norm: whether norms stand before the blocks; then the stack ends with one more, and dropout.
-    buckets: of relative position biases; None without them.
+    buckets: of relative position biases; None without them.   rows: number of other positions.
     """
 
     sizes: LayerSizes
@@ -84,6 +85,7 @@ class Stack(nn.Module):
     program: Program
     pre_norm: bool = False
     buckets: Buckets | None = None
+    rows: int = 0
 
     def setup(self):
         sizes = self.sizes
@@ -116,16 +118,18 @@ class Stack(nn.Module):
 
 
 class EncoderDecoder(WithHeads):
-    """Base class of encoder-decoder families, whose `setup` makes `encoder` and `decoder`, each a `Stack`.
+    """Base class of encoder-decoder families, whose `setup` makes `encoder` and `decoder`, each a `Stack`, and the
+    embeddings `tokens` of both.
 
     start: the decoder's token before the first token of a text.
     """
 
     start: int = 0
+    take = staticmethod(caches.take)
 
     def embed(self, tokens: Array) -> Array:
         """Embed tokens i32[rows, n], or distributions as in `token_rows` -> f32[rows, n, width], without positions."""
-        raise NotImplementedError
+        return token_rows(constrain(self.tokens, "vocab", None), tokens)
 
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
         """See `Decoder.softmax`."""
@@ -187,11 +191,6 @@ class EncoderDecoder(WithHeads):
         states = (cache.keys, cache.values), (context.keys, context.values)
         x, (keys, values) = self.decoder(x, shared, None, CachedDecoderLayer, states)
         return x, Cache(keys, values, segments, filled + new.shape[1], context)
-
-    def take(self, cache: Cache, rows: Array) -> Cache:
-        """Return the cache with the given rows, i32[n]. Each must replace a row of the same text: a text's rows are
-        adjacent, and all texts have equally many."""
-        return caches.take(cache, rows)
 
     def token_logits(self, hidden: Array) -> Array:
         """See `Decoder.token_logits`."""

@@ -1,7 +1,6 @@
 """Attention of global tokens with separate projections (Beltagy et al. 2020, arXiv:2004.05150, section 3.1)."""
 
 import dataclasses
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -10,6 +9,7 @@ from jax import Array
 
 from models.attention import plain
 from models.attention.mask import Mask, chosen, only_of_seen, visible
+from models.attention.operands import Projections
 from models.blocks.dense import Affine, Weights, affine
 from models.blocks.layer import LayerSizes
 from models.blocks.positions import gather_positions, put_positions
@@ -18,14 +18,6 @@ from models.core.noise import dropout
 from models.core.parameters import Noise
 from models.core.program import Program
 from models.core.sharding import constrain
-
-
-class GlobalWeights(NamedTuple):
-    """A layer's projections [width, heads * head_dim] for the attention of global tokens."""
-
-    query: Affine
-    key: Affine
-    value: Affine
 
 
 class GlobalTokens(nn.Module):
@@ -42,7 +34,7 @@ class GlobalTokens(nn.Module):
     def __call__(self, x: Array, y: Array, mask: Mask, output: Affine, noise: Noise, slots: Array | None) -> Array:
         sizes, compute, width = self.sizes, self.program.compute, x.shape[-1]
         project = lambda name: Weights(sizes.heads_width, sizes.init_std, name=name)(width)
-        weights = GlobalWeights(*map(project, GlobalWeights._fields))
+        weights = Projections(*map(project, Projections._fields[:3]), output)
         if mask.globals is None:
             return y
         sizes.check_usual("attention of global tokens with projections of their own")
@@ -58,7 +50,7 @@ class GlobalTokens(nn.Module):
         return put_positions(y, attended, mask.globals, slots)
 
 
-def folded(queries: Array, x: Array, weights: GlobalWeights, mask: Mask, rate: float, noise: Noise) -> Array:
+def folded(queries: Array, x: Array, weights: Projections, mask: Mask, rate: float, noise: Noise) -> Array:
     """Attend from queries [batch, n, heads, head_dim] to x [batch, length, width] -> like queries.
 
     Keys and values are never computed: each query is projected back to x's width, and the weighted mean of x to the
@@ -79,7 +71,7 @@ def folded(queries: Array, x: Array, weights: GlobalWeights, mask: Mask, rate: f
     return (only_of_seen(mixed, seen) if mask.blind else mixed).astype(x.dtype)
 
 
-def projected(queries: Array, x: Array, weights: GlobalWeights, mask: Mask, rate: float, noise: Noise) -> Array:
+def projected(queries: Array, x: Array, weights: Projections, mask: Mask, rate: float, noise: Noise) -> Array:
     """Compute the same as `folded` from keys and values of all tokens."""
     project = lambda weights: affine(x, weights, x.dtype).reshape(*x.shape[:2], *queries.shape[2:])
     return plain.attention(queries, project(weights.key), project(weights.value), mask, dropout_rate=rate, noise=noise)

@@ -1,8 +1,6 @@
 """Attention with relative positions and a memory (Dai et al. 2019, arXiv:1901.02860, section 3), and the attention
 block that Transformer-XL and XLNet share."""
 
-import functools
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -17,7 +15,7 @@ from models.attention.operands import Biases, Context, Types
 from models.blocks.dense import Dense
 from models.blocks.layer import LayerSizes
 from models.blocks.norm import Norm
-from models.blocks.products import contraction
+from models.blocks.products import contraction, shared_product
 from models.core.noise import dropout, site
 from models.core.parameters import Noise
 from models.core.program import PLAIN, Program, kept
@@ -29,12 +27,6 @@ def sinusoids(first: int, last: int, width: int) -> np.ndarray:
     frequencies = 10000.0 ** (-np.arange(0, width, 2) / width)
     angles = np.arange(first, last - 1, -1)[:, None] * frequencies
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1).astype(np.float32)
-
-
-def distance_table(table: np.ndarray, rate: float, noise: Noise) -> Array:
-    """Apply dropout to a table [distances, width], separately for each row: f32[batch or 1, distances, width]."""
-    rows = 1 if noise is None or rate == 0.0 else noise.shape[0]
-    return dropout(jnp.broadcast_to(table, (rows, *table.shape)), rate, noise)
 
 
 def shift_to(starts: Array, scores: Array, keys: int) -> Array:
@@ -74,12 +66,8 @@ def relative_attention(
     add = lambda bias: constrain(added(bias), "batch", axis, "heads", None)
     # Each device's queries see all keys of their rows; if the mesh cuts rows, this gathers keys and values.
     k, v = (constrain(x, "batch", None, "heads", None) for x in (k, v))
-    product32 = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-    scores = product32("bqhd,bkhd->bhqk", add(biases.content), k)
-    if r.shape[0] == 1:
-        distances = contraction("bqhd,rhd->bhqr", add(biases.position), r[0].astype(jnp.float32))
-    else:
-        distances = product32("bqhd,brhd->bhqr", add(biases.position), r)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", add(biases.content), k, preferred_element_type=jnp.float32)
+    distances = shared_product("bqhd,brhd->bhqr", add(biases.position), r)
     number = k.shape[1]
     scores += shift(distances, number) if mask.after is None else shift_to(mask.after, distances, number)
     if types is not None:

@@ -4,7 +4,7 @@ that each word gives its labels.
 Scores are f32[rows, words, labels] with a mask bool[rows, words]; padding is at the end of a row.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -13,7 +13,6 @@ from jax import Array
 
 from models.core.family import Head
 from models.core.parameters import Noise, Parameter, parameter
-from models.core.program import Program
 
 CRF = "crf"  # the name of the head
 
@@ -43,12 +42,12 @@ class Crf(nn.Module):
 
 def crf_head() -> Head:
     """Return the head with the transitions, which no Hugging Face class has."""
-
-    def module(c: Any, program: Program) -> Crf:
-        return Crf(len(c.labels) or 2)
-
     axes = {"start_bias": ("label",), "end_bias": ("label",), "kernel": ("label", "label")}
-    return Head(CRF, module, tuple(Parameter(f"{CRF}/{name}", of, {}) for name, of in axes.items()))
+    return Head(
+        CRF,
+        lambda c, _: Crf(len(c.labels) or 2),
+        tuple(Parameter(f"{CRF}/{name}", of, {}) for name, of in axes.items()),
+    )
 
 
 def log_likelihood(transitions: Transitions, scores: Array, labels: Array, mask: Array) -> Array:

@@ -1,5 +1,6 @@
 """Heads, which read hidden states: for masked tokens, for pairs of segments, for tasks; logits over tied embeddings."""
 
+from collections.abc import Collection
 from typing import Any
 
 import flax.linen as nn
@@ -13,7 +14,7 @@ from models.blocks.embeddings import padded_vocab
 from models.blocks.norm import Norm
 from models.blocks.products import table_scores
 from models.blocks.tables import dense_parameters, token_head_parameters
-from models.core.family import Head
+from models.core.family import Head, Inputs
 from models.core.noise import dropout, site
 from models.core.parameters import Noise, parameter
 from models.core.program import Program
@@ -21,6 +22,15 @@ from models.core.sharding import constrain
 
 TOKENS, POOLER, PAIR = "predictions", "pooler", "pair"  # names of heads
 CLASSIFIER, TAGGER, SPANS, CHOICE = TASK_HEADS = "classifier", "token_classifier", "spans", "choice"
+# Head -> end of the name of its class in Hugging Face
+CLASSES = {
+    TOKENS: "MaskedLM",
+    PAIR: "PreTraining",
+    CLASSIFIER: "SequenceClassification",
+    TAGGER: "TokenClassification",
+    SPANS: "QuestionAnswering",
+    CHOICE: "MultipleChoice",
+}
 
 
 class WithHeads(nn.Module):
@@ -55,6 +65,10 @@ class WithHeads(nn.Module):
     def apply_heads(self, hidden: Array) -> list[Array]:
         """Apply each head to hidden [rows, length, width], for initialisation."""
         return [self.apply_head(head.name, hidden[:, :1]) for head in self.heads]
+
+    def __call__(self, inputs: Inputs):
+        """Run every part once, for initialisation."""
+        return self.apply_heads(self.encode(inputs))
 
 
 class TokenHead(nn.Module):
@@ -185,33 +199,35 @@ WORD_HEADS = (
 )
 
 
-def pooled_choice() -> Head:
-    """Return the head that scores a choice by the pooler's output."""
-    return task_head(CHOICE, "classifier", features=1, reads=POOLER)
-
-
-def bert_heads(names: str, *more: Head) -> tuple[Head, ...]:
-    """Return the heads of BERT and the descendants that keep their names.   names: the prefix of the trunk's tensors.
-    more: heads between the pooler and those of tasks."""
+def bert_heads(
+    pooled: str, *more: Head, tokens: Head | None = None, classifier: Head | None = None, spans: Head | None = None
+) -> tuple[Head, ...]:
+    """Return the heads of BERT and its descendants.   pooled: the pooler's name in Hugging Face.   more: heads between
+    the pooler and those of tasks.   tokens, classifier, spans: by default BERT's."""
     return (
-        token_head("cls.predictions"),
-        pooler(f"{names}.pooler.dense"),
+        tokens or token_head("cls.predictions"),
+        pooler(pooled),
         *more,
-        task_head(CLASSIFIER, "classifier", reads=POOLER),
-        *WORD_HEADS,
-        pooled_choice(),
+        classifier or task_head(CLASSIFIER, "classifier", reads=POOLER),
+        *WORD_HEADS[:-1],
+        spans or WORD_HEADS[-1],
+        task_head(CHOICE, "classifier", features=1, reads=POOLER),
     )
 
 
-def task_classes(hf: str, *classifier: str) -> dict[str, tuple[str, ...]]:
-    """Return the Hugging Face classes of task heads, with their heads.   hf: how their names begin.   classifier: the
-    heads of the class for sequence classification."""
-    return {
-        f"{hf}ForSequenceClassification": classifier,
-        f"{hf}ForTokenClassification": (TAGGER,),
-        f"{hf}ForQuestionAnswering": (SPANS,),
-        f"{hf}ForMultipleChoice": (POOLER, CHOICE),
-    }
+def roberta_heads(names: str, *more: Head) -> tuple[Head, ...]:
+    """Return the heads of RoBERTa and its descendants.   names: the prefix of the trunk's tensors."""
+    tokens = token_head("lm_head", "dense", "layer_norm", activation="gelu")  # whatever the layers' activation
+    classifier = task_head(CLASSIFIER, "classifier.out_proj", "classifier.dense", "tanh")
+    return bert_heads(f"{names}.pooler.dense", *more, tokens=tokens, classifier=classifier)
+
+
+def usual_classes(hf: str, heads: Collection[Head]) -> dict[str, tuple[str, ...]]:
+    """Return the Hugging Face classes with these heads and their usual names, each with its head and what that reads.
+    hf: how their names begin."""
+    before = lambda head: (TOKENS,) * (head.name == PAIR) + (head.reads,) * bool(head.reads)
+    usual = (head for head in heads if head.name in CLASSES and not head.is_nameless)
+    return {f"{hf}For{CLASSES[head.name]}": (*before(head), head.name) for head in usual}
 
 
 def tied_logits(hidden: Array, table: Array, bias: Array, vocab_size: int) -> Array:

@@ -75,6 +75,14 @@ def _contraction_gradients(equation: str, residuals: tuple[Array, Array], g: Arr
 contraction.defvjp(_contraction_forward, _contraction_gradients)
 
 
+def shared_product(equation: str, x: Array, table: Array) -> Array:
+    """Return jnp.einsum as float32 with a table [batch or 1, ...]; a table that rows share has a float32 gradient."""
+    if table.shape[0] > 1:
+        return jnp.einsum(equation, x, table, preferred_element_type=jnp.float32)
+    left, right, out = equation.replace("->", ",").split(",")
+    return contraction(f"{left},{right[1:]}->{out}", x, table[0].astype(jnp.float32))
+
+
 @jax.custom_vjp
 def table_scores(hidden: Array, table: Array, bias: Array) -> Array:
     """Return the dot products of hidden [n, width] and table f32[vocab, width] plus bias f32[vocab]: f32[n, vocab]."""

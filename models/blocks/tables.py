@@ -1,9 +1,11 @@
 """Parameter table rows and Hugging Face names of the blocks that families share."""
 
 import operator
+import re
+from collections.abc import Mapping
 
-from models.core.family import Converter
-from models.core.parameters import Parameter, Slot
+from models.core.family import Converter, read_by
+from models.core.parameters import LAYERS, Parameter, Slot
 
 PADDING = 1  # id of the padding token in RoBERTa and its descendants, whose positions start after it
 
@@ -42,55 +44,73 @@ def dense_parameters(prefix: str, axes: tuple, hf: dict[str, str]) -> list[Param
     ]
 
 
+PRODUCTS = "query", "key", "value"
+# Last part of the path of a layer's norm or dense layer -> the axes of its scale or kernel
+_AXES = {
+    **dict.fromkeys(PRODUCTS, ("width", "heads")),
+    "output": ("heads", "width"),
+    **dict.fromkeys(("up", "gate"), ("width", "feed_forward")),
+    "down": ("feed_forward", "width"),
+    "norm": ("width",),
+}
+
+
+def stacked_parameters(
+    prefix: str, names: Mapping[str, str], hf: Mapping[str, str], biased: bool = True
+) -> list[Parameter]:
+    """Return the table rows of a stack of layers.
+
+    names: path of a norm or dense layer, below the prefix -> its name in Hugging Face's layer.   hf: checkpoint part ->
+    the name of a layer there.   biased: whether they have biases.
+    """
+    rows = []
+    for path, name in names.items():
+        axes = LAYERS, *_AXES[re.split("[/_]", path)[-1]]
+        make = norm_parameters if len(axes) == 2 else dense_parameters
+        both = make(f"{prefix}/{path}", axes, {part: f"{layer}.{name}" for part, layer in hf.items()})
+        rows += both if biased else both[:1]
+    return rows
+
+
+# Names in a layer of BERT and its descendants, and of GPT and GPT-2
+_BERT_LAYER = {
+    **{f"attention/{name}": f"attention.self.{name}{{0}}" for name in PRODUCTS},
+    "attention/output": "attention.output.dense",
+    "attention/norm": "attention.output.LayerNorm",
+    "feed_forward/up": "intermediate.dense",
+    "feed_forward/down": "output.dense",
+    "feed_forward/norm": "output.LayerNorm",
+}
+_GPT_LAYER = {
+    **dict.fromkeys((f"attention/{name}" for name in PRODUCTS), "attn.c_attn"),
+    "attention/output": "attn.c_proj",
+    "attention/norm": "ln_1",
+    "feed_forward/up": "mlp.c_fc",
+    "feed_forward/down": "mlp.c_proj",
+    "feed_forward/norm": "ln_2",
+}
+
+
 def layer_parameters(prefix: str, part: str, hf: str, projection: str = "") -> list[Parameter]:
     """Return the table rows of a stack of `TransformerLayer`.   hf: the model's prefix in Hugging Face, like 'bert'.
     projection: end of the names of queries, keys and values there."""
-    layer = f"{hf}.encoder.layer.{{layer}}"
-
-    def dense(path, axes, name):
-        return dense_parameters(f"{prefix}/{path}", ("layers", *axes), {part: f"{layer}.{name}"})
-
-    def norm(path, name):
-        return norm_parameters(f"{prefix}/{path}", ("layers", "width"), {part: f"{layer}.{name}"})
-
-    return [
-        *dense("attention/query", ("width", "heads"), f"attention.self.query{projection}"),
-        *dense("attention/key", ("width", "heads"), f"attention.self.key{projection}"),
-        *dense("attention/value", ("width", "heads"), f"attention.self.value{projection}"),
-        *dense("attention/output", ("heads", "width"), "attention.output.dense"),
-        *norm("attention/norm", "attention.output.LayerNorm"),
-        *dense("feed_forward/up", ("width", "feed_forward"), "intermediate.dense"),
-        *dense("feed_forward/down", ("feed_forward", "width"), "output.dense"),
-        *norm("feed_forward/norm", "output.LayerNorm"),
-    ]
+    names = {path: name.format(projection) for path, name in _BERT_LAYER.items()}
+    return stacked_parameters(prefix, names, {part: f"{hf}.encoder.layer.{{layer}}"})
 
 
-def gpt_layer_parameters(layer: str) -> list[Parameter]:
-    """Return the table rows of a stack of `TransformerLayer` with the names of GPT and GPT-2.   layer: prefix of a
-    layer's names in Hugging Face."""
+def gpt_parameters(tokens: str, positions: str) -> list[Parameter]:
+    """Return the table rows of embeddings and of a stack of `TransformerLayer`, with the names of GPT and GPT-2.
+    tokens, positions: the names of the embeddings in Hugging Face."""
+    table = lambda name, axis, hf: Parameter(f"embeddings/{name}", (axis, "embedding"), {"model": Slot(f"{hf}.weight")})
 
-    def dense(path: str, axes: tuple[str, str], name: str, axis: int | None = None) -> list[Parameter]:
-        # Stored as [in, out], like ours; one tensor holds query, key and value side by side.
-        slot = lambda kind, along: {"model": Slot(f"{layer}.{name}.{kind}", axis=along)}
-        kernel = Parameter(f"layers/{path}/kernel", ("layers", *axes), slot("weight", axis))
-        bias = Parameter(f"layers/{path}/bias", ("layers", axes[1]), slot("bias", None if axis is None else 0))
-        return [kernel, bias]
+    def stored(row: Parameter) -> Parameter:
+        # As [in, out], like ours; one tensor holds query, key and value side by side.
+        slot = row.hf["model"]
+        axis = len(row.layer_axes) - 1 if "c_attn" in slot.name else None
+        return row._replace(hf={"model": slot._replace(layout="", axis=axis)})
 
-    def norm(path, name):
-        return norm_parameters(f"layers/{path}", ("layers", "width"), {"model": f"{layer}.{name}"})
-
-    return [
-        *(
-            row
-            for name in ("query", "key", "value")
-            for row in dense(f"attention/{name}", ("width", "heads"), "attn.c_attn", 1)
-        ),
-        *dense("attention/output", ("heads", "width"), "attn.c_proj"),
-        *norm("attention/norm", "ln_1"),
-        *dense("feed_forward/up", ("width", "feed_forward"), "mlp.c_fc"),
-        *dense("feed_forward/down", ("feed_forward", "width"), "mlp.c_proj"),
-        *norm("feed_forward/norm", "ln_2"),
-    ]
+    layers = stacked_parameters("layers", _GPT_LAYER, {"model": "transformer.h.{layer}"})
+    return [table("tokens", "vocab", tokens), table("positions", "position", positions), *map(stored, layers)]
 
 
 def token_head_parameters(prefix: str, dense: str, norm: str, bias: str, part: str = "model") -> list[Parameter]:
@@ -104,7 +124,7 @@ def token_head_parameters(prefix: str, dense: str, norm: str, bias: str, part: s
 
 def same_dropout(hf: str) -> Converter:
     """Write the model's dropout under one more name, for a class's heads; it is read under the name `hf` instead."""
-    return Converter("dropout", operator.attrgetter("dropout"), operator.itemgetter(hf))
+    return read_by("dropout", operator.itemgetter(hf))
 
 
 # Names in the config.json of BERT and its descendants -> config fields
@@ -138,11 +158,7 @@ GPT_FIELDS = {
 }
 GPT_SETTINGS = {"embd_pdrop": "dropout", "resid_pdrop": "dropout", "initializer_range": "init_std"}
 # GPT's width inside the feed-forward block, which published config.json files may leave out
-GPT_INNER = Converter(
-    "feed_forward",
-    lambda config: config.feed_forward,
-    lambda fields: fields.get("n_inner") or 4 * fields["n_embd"],
-)
+GPT_INNER = read_by("feed_forward", lambda fields: fields.get("n_inner") or 4 * fields["n_embd"])
 # RoBERTa's position table has rows before the first token's, which "max_position_embeddings" includes
 OFFSET_POSITIONS = Converter(
     "positions",

@@ -4,6 +4,7 @@ Sharding, weight decay, per-layer optimizer rules, import, export and the golden
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -50,6 +51,11 @@ class Converter(NamedTuple):
     read: Callable[[Mapping[str, Any]], Any]
 
 
+def read_by(path: str, read: Callable[[Mapping[str, Any]], Any]) -> Converter:
+    """Return the converter of a field whose value is written as it is."""
+    return Converter(path, operator.attrgetter(path), read)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Head:
     """A head: a module with its own parameters that reads hidden states.
@@ -89,7 +95,7 @@ class HuggingFace(NamedTuple):
     settings: the same for fields that belong to training, not to the weights, such as dropout rates.
     tied: tensor that is not stored -> the stored tensor that it equals.
     untied: tensor that may be missing because transformers saved it as if it were tied -> what to do then.
-    trunk: prefix of the names of all tensors that are not in heads.
+    prefix: of the names of all tensors that are not in heads.
     pair: the form of two texts, A and B, in training, with the roles of the special tokens around them; None if the
         tokenizer need not write pairs.
     prepare: options of `python -m data_pipelines prepare` that make a tokenizer which writes pairs in this form.
@@ -103,13 +109,13 @@ class HuggingFace(NamedTuple):
     beside: how the names of tensors begin that no class has; they are in a file of that name beside the others.
     """
 
-    folder: str
     architectures: Mapping[str, tuple[str, ...]]
     constants: Mapping[str, Any]
     fields: Mapping[str, str | Converter]
     settings: Mapping[str, str | Converter]
-    tied: Mapping[str, str]
-    trunk: str
+    folder: str = ""
+    tied: Mapping[str, str] = MappingProxyType({})
+    prefix: str = ""
     pair: str | None = "cls A sep B sep"
     prepare: str = "--tokenizer wordpiece"
     otherwise: Callable[[Any, Collection[str]], list[str]] = dense_there
@@ -124,7 +130,9 @@ class HuggingFace(NamedTuple):
 class Family(NamedTuple):
     """One model family.
 
-    config: its frozen dataclass.   sizes: published name -> config.
+    config: its frozen dataclass.
+    sizes: published name -> config. But for BERT's, 'tiny' and 'mini' are not published; they train within minutes on a
+        CPU, for the demo and the tests.
     inputs: name of a batch's array -> Input; objectives pass these to its methods and to `__call__`, which calls all
         parts once, for initialisation.
     trunk: (config, program) -> the Flax module; a `WithHeads` if the family has heads.
@@ -179,6 +187,27 @@ class Family(NamedTuple):
         classes = [heads for model in self.hf.values() for heads in model.architectures.values()]
         fitting = ((*heads, *beside) for heads in classes if wanted <= {*heads})
         return min(fitting, key=len, default=(*names, *sorted(read - {*names})))
+
+
+def declare(
+    usual: Mapping[str, Any] = MappingProxyType({}),
+    parts: Mapping[str, Mapping[str, Any]] = MappingProxyType({"model": {}}),
+    **others: Any,
+) -> Family:
+    """Declare a family.
+
+    usual, others: fields of `Family` and `HuggingFace`. Constants, fields and settings of `others` are added to the
+    usual ones; other fields replace them.   parts: checkpoint part -> its own fields of `HuggingFace`, in the same way.
+    """
+    of_class = _changed(usual, others)
+    of_family = {name: of_class.pop(name) for name in Family._fields if name in of_class}
+    hf = {part: HuggingFace(**_changed(of_class, changes)) for part, changes in parts.items()}
+    return Family(**of_family, hf=hf)
+
+
+def _changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    added = ("constants", "fields", "settings")
+    return {**fields, **changes, **{name: {**fields.get(name, {}), **changes.get(name, {})} for name in added}}
 
 
 def unfit_inputs(declared: Mapping[str, Input], rows: Mapping[str, tuple]) -> list[str]:

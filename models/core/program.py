@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
+from models.core.ranges import check_choices
+
 
 @dataclasses.dataclass(frozen=True)
 class Program:
@@ -26,9 +28,7 @@ class Program:
     attention: str = "xla"
 
     def __post_init__(self):
-        for field, allowed in _ALLOWED.items():
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"program.{field}={getattr(self, field)!r}: use one of {', '.join(allowed)}")
+        check_choices(self, _ALLOWED, "program.")
 
     @property
     def compute(self) -> jnp.dtype:

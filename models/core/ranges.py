@@ -1,6 +1,6 @@
-"""Ranges of numbers in configs."""
+"""Ranges of numbers in configs, and fields with a choice of values."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 
@@ -29,3 +29,11 @@ def check_ranges(config, ranges: Mapping[str, Range], prefix: str) -> None:
         value = getattr(config, field)
         if not allowed.holds(value):
             raise ValueError(f"{prefix}{field}={value}: must be {allowed.words}")
+
+
+def check_choices(config, choices: Mapping[str, Collection[str]], prefix: str) -> None:
+    """Raise ValueError for the first field that has none of its values.   prefix: as in `check_ranges`."""
+    for field, allowed in choices.items():
+        value = getattr(config, field)
+        if value not in allowed:
+            raise ValueError(f"{prefix}{field}={value!r}: use one of {', '.join(allowed)}")

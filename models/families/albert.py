@@ -9,23 +9,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from models.attention.encoder import EncoderConfig, encoder_family
-from models.blocks.heads import (
-    CLASSIFIER,
-    PAIR,
-    POOLER,
-    TOKENS,
-    WORD_HEADS,
-    pair_head,
-    pooled_choice,
-    pooler,
-    task_classes,
-    task_head,
-    token_head,
-)
-from models.blocks.tables import dense_parameters, embedding_parameters, norm_parameters, same_dropout
-from models.core.family import Converter
-from models.core.parameters import LAYERS, Parameter, Slot
-from models.core.ranges import COUNT, check_ranges
+from models.blocks.heads import bert_heads, pair_head, token_head
+from models.blocks.tables import PRODUCTS, dense_parameters, embedding_parameters, same_dropout, stacked_parameters
+from models.core.family import Converter, read_by
+from models.core.parameters import Parameter
+from models.core.ranges import COUNT, check_choices, check_ranges
 
 # config.sharing -> the blocks that layers share
 SHARING = {
@@ -52,8 +40,7 @@ class AlbertConfig(EncoderConfig):
     def __post_init__(self):
         super().__post_init__()
         check_ranges(self, {"embedding": COUNT, "groups": COUNT}, "model.")
-        if self.sharing not in SHARING:
-            raise ValueError(f"model.sharing={self.sharing!r}: use one of {', '.join(SHARING)}")
+        check_choices(self, {"sharing": SHARING}, "model.")
         if self.depth % self.groups:
             raise ValueError(f"model.depth={self.depth} is not a multiple of model.groups={self.groups}")
 
@@ -62,35 +49,25 @@ class AlbertConfig(EncoderConfig):
         return SHARING[self.sharing]
 
 
-# Block -> (parameter, axes of its kernel or scale, name in Hugging Face's layer)
-BLOCKS = {
-    "attention": (
-        ("query", ("width", "heads"), "attention.query"),
-        ("key", ("width", "heads"), "attention.key"),
-        ("value", ("width", "heads"), "attention.value"),
-        ("output", ("heads", "width"), "attention.dense"),
-        ("norm", ("width",), "attention.LayerNorm"),
-    ),
-    "feed_forward": (
-        ("up", ("width", "feed_forward"), "ffn"),
-        ("down", ("feed_forward", "width"), "ffn_output"),
-        ("norm", ("width",), "full_layer_layer_norm"),
-    ),
+LAYER = {
+    **{f"attention/{name}": f"attention.{name}" for name in PRODUCTS},
+    "attention/output": "attention.dense",
+    "attention/norm": "attention.LayerNorm",
+    "feed_forward/up": "ffn",
+    "feed_forward/down": "ffn_output",
+    "feed_forward/norm": "full_layer_layer_norm",
 }
 
 
 def parameters(config: AlbertConfig) -> list[Parameter]:
     """Return the parameter table of ALBERT's trunk."""
-    model = lambda name: {"model": name}
-    table = embedding_parameters("embeddings", model("albert.embeddings."))
-    table += dense_parameters("project", ("embedding", "width"), model("albert.encoder.embedding_hidden_mapping_in"))
-    for block, rows in BLOCKS.items():
-        for name, axes, hf_name in rows:
-            make = norm_parameters if name == "norm" else dense_parameters
-            hf = model(f"albert.encoder.albert_layer_groups.{{layer}}.albert_layers.0.{hf_name}")
-            block_rows = make(f"layers/{block}/{name}", (LAYERS, *axes), hf)
-            table += [row._replace(hf=_in_groups(config, block, row.hf)) for row in block_rows]
-    return table
+    names = {"model": "albert.encoder.embedding_hidden_mapping_in"}
+    layers = {"model": "albert.encoder.albert_layer_groups.{layer}.albert_layers.0"}
+    return [
+        *embedding_parameters("embeddings", {"model": "albert.embeddings."}),
+        *dense_parameters("project", ("embedding", "width"), names),
+        *(_in_groups(config, row) for row in stacked_parameters("layers", LAYER, layers)),
+    ]
 
 
 def _hf_groups(config: AlbertConfig) -> int:
@@ -98,11 +75,12 @@ def _hf_groups(config: AlbertConfig) -> int:
     return config.groups if config.sharing == "all" else config.depth
 
 
-def _in_groups(config: AlbertConfig, block: str, hf: dict[str, Slot]) -> dict[str, Slot]:
-    """Return a block's slots for the groups of Hugging Face that share it."""
+def _in_groups(config: AlbertConfig, row: Parameter) -> Parameter:
+    """Return a row with its block's slots for the groups of Hugging Face that share it."""
+    _, block, _ = row.path.split("/", 2)
     groups, sets = _hf_groups(config), config.groups if block in config.shared_blocks else config.depth
     layers = None if sets == groups else {group: group * sets // groups for group in range(groups)}
-    return {part: slot._replace(layers=layers) for part, slot in hf.items()}
+    return row._replace(hf={part: slot._replace(layers=layers) for part, slot in row.hf.items()})
 
 
 def _groups(fields: Mapping[str, Any]) -> int:
@@ -114,7 +92,6 @@ def _groups(fields: Mapping[str, Any]) -> int:
 FAMILY = encoder_family(
     config=AlbertConfig,
     sizes={
-        # Not published; trains within minutes on a CPU.
         "tiny": AlbertConfig(embedding=64, width=128, depth=2, heads=2, feed_forward=512),
         # Lan et al. 2020, table 1, and the published checkpoints (the paper's rule would give xlarge 32 heads)
         "base": AlbertConfig(),
@@ -123,19 +100,12 @@ FAMILY = encoder_family(
         "xxlarge": AlbertConfig(width=4096, depth=12, heads=64, feed_forward=16384),
     },
     table=parameters,
-    heads=(
-        token_head("predictions", "dense", "LayerNorm"),
-        pooler("albert.pooler"),
+    heads=bert_heads(
+        "albert.pooler",
         pair_head("sop_classifier.classifier"),
-        task_head(CLASSIFIER, "classifier", reads=POOLER),
-        *WORD_HEADS,
-        pooled_choice(),
+        tokens=token_head("predictions", "dense", "LayerNorm"),
     ),
-    architectures={
-        "AlbertForMaskedLM": (TOKENS,),
-        "AlbertForPreTraining": (TOKENS, POOLER, PAIR),
-        **task_classes("Albert", POOLER, CLASSIFIER),
-    },
+    classes="Albert",
     model_type="albert",
     decoder="predictions",
     constants={"inner_group_num": 1},
@@ -143,10 +113,11 @@ FAMILY = encoder_family(
         "embedding_size": "embedding",
         "num_hidden_groups": Converter("groups", _hf_groups, _groups),
         # Two entries of our own, for layers that share less; transformers keeps them but does not read them.
-        "sharing": Converter("sharing", lambda config: config.sharing, lambda f: f.get("sharing", "all")),
+        "sharing": read_by("sharing", lambda fields: fields.get("sharing", "all")),
         "sharing_groups": Converter("groups", lambda c: None if c.sharing == "all" else c.groups, _groups),
     },
     settings={"classifier_dropout_prob": same_dropout("hidden_dropout_prob")},
     prepare="--tokenizer sentencepiece-unigram --specials albert",
     assumed={"position_embedding_type": "absolute"},
 )
+FAMILIES = {"albert": FAMILY}

@@ -12,13 +12,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from models.attention.absolute import (
-    AbsoluteConfig,
-    AbsoluteEncoderDecoder,
-    PositionedStack,
-    absolute_family,
-    stack_parameters,
-)
+from models.attention.absolute import AbsoluteConfig, AbsoluteEncoderDecoder, absolute_family, stack_parameters
+from models.attention.encoder_decoder import Stack
 from models.blocks.embeddings import token_rows, token_table
 from models.blocks.heads import CLASSIFIER, SPANS, TAGGER, task_head
 from models.blocks.layer import layer_sizes
@@ -67,7 +62,7 @@ class BartTranslationConfig(BartConfig):
         check_ranges(self, {"source_depth": COUNT}, "model.")
 
 
-class BartStack(PositionedStack):
+class BartStack(Stack):
     """A stack with learned positions, and a norm of the embeddings."""
 
     def setup(self):
@@ -129,7 +124,6 @@ def translation_parameters(config: BartTranslationConfig) -> list[Parameter]:
 
 
 SIZES = {
-    # Not published; trains within minutes on a CPU.
     "tiny": {"positions": 512, "width": 128, "depth": 2, "decoder_depth": 2, "heads": 2, "feed_forward": 512},
     # Lewis et al. 2020, section 2.1, and the published checkpoints
     "base": {},
@@ -178,3 +172,4 @@ TRANSLATION = absolute_family(
     pair=None,
     **_AS_BART,
 )
+FAMILIES = {"bart": FAMILY, "bart-translation": TRANSLATION}

@@ -4,9 +4,11 @@ Hugging Face: BertForPreTraining, BertForMaskedLM without the pair head, and the
 """
 
 import dataclasses
+import functools
 
 from models.attention.encoder import EncoderConfig, encoder_family
-from models.blocks.heads import CLASSIFIER, PAIR, POOLER, TOKENS, bert_heads, pair_head, task_classes
+from models.blocks.config import sized
+from models.blocks.heads import bert_heads, pair_head
 from models.blocks.span_boundary import boundary_head
 
 
@@ -15,10 +17,7 @@ class BertConfig(EncoderConfig):
     """`EncoderConfig` unchanged."""
 
 
-def _size(depth: int, width: int) -> BertConfig:
-    return BertConfig(width=width, depth=depth, heads=width // 64, feed_forward=4 * width)
-
-
+_size = functools.partial(sized, BertConfig)
 FAMILY = encoder_family(
     config=BertConfig,
     sizes={  # Turc et al. 2019 (arXiv:1908.08962), table 1; base and large: Devlin et al. 2019, section 3
@@ -29,12 +28,9 @@ FAMILY = encoder_family(
         "base": _size(12, 768),
         "large": _size(24, 1024),
     },
-    heads=bert_heads("bert", pair_head("cls.seq_relationship"), boundary_head()),
+    heads=bert_heads("bert.pooler.dense", pair_head("cls.seq_relationship"), boundary_head()),
     model_type="bert",
     decoder="cls.predictions",
-    architectures={
-        "BertForMaskedLM": (TOKENS,),
-        "BertForPreTraining": (TOKENS, POOLER, PAIR),
-        **task_classes("Bert", POOLER, CLASSIFIER),
-    },
+    classes="Bert",
 )
+FAMILIES = {"bert": FAMILY}

@@ -20,7 +20,6 @@ from jax import Array
 from models.attention.encoder import EncoderConfig, encoder_family
 from models.attention.patterns.pattern import DENSE, Pattern
 from models.blocks.activations import ACTIVATIONS
-from models.blocks.crf import crf_head
 from models.blocks.dense import Dense
 from models.blocks.heads import (
     CHOICE,
@@ -31,11 +30,9 @@ from models.blocks.heads import (
     TAGGER,
     TOKENS,
     TaskHead,
+    bert_heads,
     pair_head,
-    pooled_choice,
-    pooler,
     task_head,
-    token_head,
 )
 from models.blocks.norm import Norm
 from models.blocks.tables import dense_parameters, norm_parameters
@@ -122,20 +119,15 @@ def _span_head(hf: str) -> Head:
 FAMILY = encoder_family(
     config=BigBirdConfig,
     sizes={
-        # Not published; trains within minutes on a CPU.
         "tiny": BigBirdConfig(width=128, depth=2, heads=2, feed_forward=512),
         "base": BigBirdConfig(),  # Zaheer et al. 2020, table 8
         "large": BigBirdConfig(width=1024, depth=24, heads=16, feed_forward=4096),
     },
-    heads=(
-        token_head("cls.predictions"),
-        pooler("bert.pooler"),
+    heads=bert_heads(
+        "bert.pooler",
         pair_head("cls.seq_relationship"),
-        task_head(CLASSIFIER, "classifier.out_proj", "classifier.dense", between=None),
-        task_head(TAGGER, "classifier"),
-        crf_head(),
-        _span_head("qa_classifier"),
-        pooled_choice(),
+        classifier=task_head(CLASSIFIER, "classifier.out_proj", "classifier.dense", between=None),
+        spans=_span_head("qa_classifier"),
     ),
     # All classes but one include the pooler.
     architectures={
@@ -159,3 +151,4 @@ FAMILY = encoder_family(
     otherwise=_otherwise,
     continues={"bert": {}, "roberta": {}},
 )
+FAMILIES = {"bigbird": FAMILY}

@@ -10,13 +10,14 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, seen
+from models.attention.decoder import Decoder, DecoderConfig, decoder_family
 from models.attention.relative import sinusoids
+from models.blocks.config import check_even
 from models.blocks.embeddings import padded_vocab, token_rows, token_table
 from models.blocks.heads import CLASSIFIER, WithHeads, task_head
 from models.blocks.norm import Norm
-from models.blocks.tables import GPT_FIELDS, GPT_SETTINGS, dense_parameters, norm_parameters
-from models.core.family import Family, HuggingFace, Inputs
+from models.blocks.tables import norm_parameters, stacked_parameters
+from models.core.family import Inputs
 from models.core.parameters import Parameter, Slot, parameter
 from models.core.sharding import constrain
 
@@ -39,8 +40,7 @@ class CTRLConfig(DecoderConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.width % 2:
-            raise ValueError(f"model.width={self.width}: must be even, for sines and cosines")
+        check_even(self)
         if self.activation != "relu":
             raise ValueError(f"model.activation={self.activation!r}: in this family it is relu")
         if self.norm_epsilon != EPSILON:
@@ -82,58 +82,43 @@ class CTRL(Decoder):
         return hidden, table, self.bias + unpadded
 
 
+LAYER = {
+    "attention/query": "multi_head_attention.Wq",
+    "attention/key": "multi_head_attention.Wk",
+    "attention/value": "multi_head_attention.Wv",
+    "attention/output": "multi_head_attention.dense",
+    "attention/norm": "layernorm1",
+    "feed_forward/up": "ffn.0",
+    "feed_forward/down": "ffn.2",
+    "feed_forward/norm": "layernorm2",
+}
+
+
 def parameters(config: CTRLConfig) -> list[Parameter]:
     """Return CTRL's parameter table."""
-    layer = "transformer.h.{layer}"
-
-    def dense(path, axes, name):
-        return dense_parameters(f"layers/{path}", ("layers", *axes), {"model": f"{layer}.{name}"})
-
-    def norm(path, name):
-        return norm_parameters(f"layers/{path}", ("layers", "width"), {"model": f"{layer}.{name}"})
-
     return [
         Parameter("embeddings/tokens", ("vocab", "embedding"), {"model": Slot("transformer.w.weight")}),
-        *dense("attention/query", ("width", "heads"), "multi_head_attention.Wq"),
-        *dense("attention/key", ("width", "heads"), "multi_head_attention.Wk"),
-        *dense("attention/value", ("width", "heads"), "multi_head_attention.Wv"),
-        *dense("attention/output", ("heads", "width"), "multi_head_attention.dense"),
-        *norm("attention/norm", "layernorm1"),
-        *dense("feed_forward/up", ("width", "feed_forward"), "ffn.0"),
-        *dense("feed_forward/down", ("feed_forward", "width"), "ffn.2"),
-        *norm("feed_forward/norm", "layernorm2"),
+        *stacked_parameters("layers", LAYER, {"model": "transformer.h.{layer}"}),
         *norm_parameters("norm", ("width",), {"model": "transformer.layernorm"}),
         Parameter("bias", ("vocab",), {"model": Slot("lm_head.bias")}),
     ]
 
 
-FAMILY = Family(
+FAMILY = decoder_family(
     config=CTRLConfig,
     sizes={
-        # Not published; trains within minutes on a CPU.
         "tiny": CTRLConfig(width=128, depth=2, heads=2, feed_forward=512),
         "base": CTRLConfig(),
     },
-    inputs=INPUTS,
     trunk=CTRL,
     table=parameters,
     heads=(task_head(CLASSIFIER, "classifier", drops=False, biased=False),),
-    hf={
-        "model": HuggingFace(
-            folder="",
-            architectures={"CTRLLMHeadModel": (), "CTRLForSequenceClassification": (CLASSIFIER,)},
-            constants={"model_type": "ctrl"},
-            fields={**GPT_FIELDS, "dff": "feed_forward"},
-            settings=GPT_SETTINGS,
-            tied={"lm_head.weight": "transformer.w.weight"},
-            trunk="transformer.",
-            of_softmax=("lm_head.bias",),
-            pair=None,
-            prepare="--tokenizer character-bpe --specials ctrl",
-            assumed={"layer_norm_epsilon": EPSILON},
-        )
-    },
-    seen=seen,
-    attention="self",
-    attentions=attentions,
+    model_type="ctrl",
+    classes="CTRL",
+    tokens="transformer.w.weight",
+    fields={"dff": "feed_forward"},
+    of_softmax=("lm_head.bias",),
+    prepare="--tokenizer character-bpe --specials ctrl",
+    assumed={"layer_norm_epsilon": EPSILON},
 )
+FAMILIES = {"ctrl": FAMILY}

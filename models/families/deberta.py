@@ -12,7 +12,6 @@ heads. V3's discriminator is a DebertaV2Model; no class has its head, which is i
 import dataclasses
 from collections.abc import Collection, Mapping
 from operator import itemgetter
-from types import MappingProxyType
 from typing import Any
 
 import flax.linen as nn
@@ -23,17 +22,17 @@ from jax import Array
 from models.attention.disentangled import BLOCK, Buckets, DisentangledAttention
 from models.attention.mask import Mask
 from models.blocks.activations import ACTIVATIONS
-from models.blocks.checks import check_encoder
+from models.blocks.config import TrunkConfig
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings
 from models.blocks.feed_forward import FeedForward
-from models.blocks.heads import CHOICE, CLASSIFIER, SPANS, TAGGER, TOKENS, WORD_HEADS, WithHeads, task_head, token_head
+from models.blocks.heads import CHOICE, CLASSIFIER, TOKENS, WORD_HEADS, WithHeads, task_head, token_head, usual_classes
 from models.blocks.layer import layer_sizes
 from models.blocks.norm import Norm
 from models.blocks.positions import gather_positions
 from models.blocks.stack import stack
 from models.blocks.tables import HF_FIELDS, HF_SETTINGS, HF_SIZES, dense_parameters, layer_parameters, norm_parameters
-from models.core.family import Converter, Family, HuggingFace, Input, Inputs, Shape
+from models.core.family import Converter, Input, Inputs, Shape, declare, read_by
 from models.core.noise import dropout, site
 from models.core.parameters import Noise, Parameter, Slot, parameter
 from models.core.program import Program
@@ -44,38 +43,27 @@ INPUTS = {"tokens": Input(("length",)), "segments": Input(("length",))}
 
 
 @dataclasses.dataclass(frozen=True)
-class DebertaConfig:
+class DebertaConfig(TrunkConfig):
     """Sizes and rates; the defaults are those of DeBERTaV3-base's discriminator."""
 
     vocab_size: int = 128100  # number of tokens, without padding rows
     positions: int = 512  # length of the longest sequence, in tokens
-    width: int = 768  # hidden size
-    depth: int = 12  # number of layers
-    heads: int = 12  # attention heads in each layer
-    feed_forward: int = 3072  # width inside the feed-forward block
     buckets: int = 256  # of distances to either side; half of them have a single distance
     furthest: int = 512  # from this distance on, all distances share a bucket
     enhanced_decoder: bool = True  # whether masked tokens are predicted with absolute positions
     activation: str = "gelu"  # activation function of the feed-forward block and the masked-token head
     dropout: float = 0.1  # dropout rate of embeddings, buckets and block outputs
-    attention_dropout: float = 0.1  # dropout rate of attention probabilities
     norm_epsilon: float = 1e-7  # added to the variance in norms
-    init_std: float = 0.02  # standard deviation of the initial weights
     labels: tuple[str, ...] = ()  # classes of a task head
 
     def __post_init__(self):
-        check_encoder(self)
+        super().__post_init__()
         check_ranges(self, dict.fromkeys(("positions", "buckets", "furthest"), COUNT), "model.")
         if self.buckets % 2 or self.furthest <= self.buckets // 2 + 1:
             raise ValueError(
                 f"model.buckets={self.buckets}, furthest={self.furthest}: buckets must be even, and the furthest "
                 "distance above half of them plus 1"
             )
-
-    @property
-    def embedding(self) -> int:
-        """Width of the embeddings."""
-        return self.width
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,43 +136,28 @@ class Encoder(nn.Module):
 
 
 class Deberta(WithHeads):
-    """Embeddings and layers."""
+    """Embeddings and layers.   differs: whether its token embeddings are differences from another table's (He et al.
+    2021b, section 3.3)."""
+
+    differs: bool = False
 
     def setup(self):
         super().setup()
         c = self.config
-        self.embeddings = Embeddings(c.vocab_size, c.width, (), c.norm_epsilon, c.init_std)
+        init_std = 0.0 if self.differs else c.init_std
+        self.embeddings = Embeddings(c.vocab_size, c.width, (), c.norm_epsilon, init_std)
         self.encoder = Encoder(c, self.program)
 
-    def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
+    def encode(
+        self, inputs: Inputs, noise: Noise = None, slots: Array | None = None, table: Array | None = None
+    ) -> Array:
         """Run the trunk -> [rows, length, width]. Dropout is on if noise u32[rows, 2] is given.
 
         slots: i32[rows, n], the positions whose output is wanted -> [rows, n, width]; in a model with the masked-token
-        head by the enhanced mask decoder, if the config has it.
+        head by the enhanced mask decoder, if the config has it.   table: the other one f32[rows, width], if it differs.
         """
         decodes = any(head.name == TOKENS for head in self.heads)
-        return self.encoder(self.embeddings(inputs), inputs["segments"], noise, slots, decodes)
-
-    def __call__(self, inputs: Inputs):
-        """Run every part once, for initialisation."""
-        return self.apply_heads(self.encode(inputs))
-
-
-class Discriminator(nn.Module):
-    """An encoder whose token embeddings are differences from another table's (He et al. 2021b, section 3.3)."""
-
-    config: DebertaConfig
-    program: Program
-
-    def setup(self):
-        c = self.config
-        self.embeddings = Embeddings(c.vocab_size, c.width, (), c.norm_epsilon, init_std=0.0)
-        self.encoder = Encoder(c, self.program)
-
-    def __call__(self, inputs: Inputs, table: Array, noise: Noise, slots: Array | None) -> Array:
-        """Run the encoder as in `Deberta.encode`.   table: f32[rows, width], through which no gradient flows."""
-        embedded = self.embeddings(inputs, jax.lax.stop_gradient(table))
-        return self.encoder(embedded, inputs["segments"], noise, slots)
+        return self.encoder(self.embeddings(inputs, table), inputs["segments"], noise, slots, decodes)
 
 
 class Detector(nn.Module):
@@ -211,7 +184,7 @@ class DebertaV3(nn.Module):
 
     def setup(self):
         self.generator = Deberta(self.config.encoder("generator"), self.program, (TOKEN_HEAD,))
-        self.discriminator = Discriminator(self.config.encoder("discriminator"), self.program)
+        self.discriminator = Deberta(self.config.encoder("discriminator"), self.program, differs=True)
         self.detector = Detector(self.config, self.program)
 
     def generate(self, inputs: Inputs, slots: Array, noise: Noise = None) -> Array:
@@ -221,7 +194,8 @@ class DebertaV3(nn.Module):
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
         """Run the discriminator's trunk, the part that is finetuned -> [rows, length, width], or only the positions
         `slots` i32[rows, n]."""
-        return self.discriminator(inputs, self.generator.embeddings.tokens, noise, slots)
+        table = jax.lax.stop_gradient(self.generator.embeddings.tokens)
+        return self.discriminator.encode(inputs, noise, slots, table)
 
     def token_scores(self, hidden: Array) -> Array:
         """Return f32[rows, length], the logit that a token was replaced, for hidden [rows, length, width]."""
@@ -233,7 +207,7 @@ class DebertaV3(nn.Module):
 
 
 def _parameters(config: DebertaConfig, prefix: str = "", part: str = "model") -> list[Parameter]:
-    """Return the table rows of a `Deberta` without heads, or of a `Discriminator`."""
+    """Return the table rows of a `Deberta` without heads."""
     table = lambda path, axes, name: Parameter(prefix + path, axes, {part: Slot(f"deberta.{name}.weight")})
     norm = lambda path, name: norm_parameters(prefix + path, ("embedding",), {part: f"deberta.{name}.LayerNorm"})
     positions = table("encoder/positions", ("position", "embedding"), "embeddings.position_embeddings")
@@ -273,9 +247,7 @@ def _furthest(fields: Mapping[str, Any]) -> int:
 
 
 _DECODER = {
-    "enhanced_decoder": Converter(
-        "enhanced_decoder", lambda c: c.enhanced_decoder, lambda fields: fields.get("enhanced_decoder", False)
-    )
+    "enhanced_decoder": read_by("enhanced_decoder", lambda fields: fields.get("enhanced_decoder", False)),
 }
 _LEGACY = (
     "transformers' legacy head has other names; make the model with DebertaV2Config(legacy=False), or start the head "
@@ -290,45 +262,6 @@ def _otherwise(config: DebertaConfig, heads: Collection[str]) -> list[str]:
     return ["tokens are predicted without the enhanced mask decoder"] * (TOKENS in heads and config.enhanced_decoder)
 
 
-def _hugging_face(
-    architectures: Mapping[str, tuple[str, ...]],
-    folder: str = "",
-    depth: str = "depth",
-    fields: Mapping[str, Converter] = MappingProxyType({}),
-    **others: Any,
-) -> HuggingFace:
-    """Declare a checkpoint.   depth: the config's field.   fields: beside those of the sizes."""
-    always = lambda value, read: Converter("buckets", lambda c: value, read)
-    sizes = {name: field for name, field in (HF_FIELDS | HF_SIZES).items() if field != "types"}
-    return HuggingFace(
-        folder=folder,
-        architectures=architectures,
-        constants={
-            "model_type": "deberta-v2",
-            "relative_attention": True,
-            "share_att_key": True,
-            "norm_rel_ebd": "layer_norm",
-            "position_biased_input": False,
-        },
-        fields={
-            **sizes,
-            "num_hidden_layers": depth,
-            "position_buckets": "buckets",
-            "max_relative_positions": Converter("furthest", lambda c: c.furthest, _furthest),
-            "pos_att_type": always(["p2c", "c2p"], _terms),
-            "legacy": always(False, itemgetter("position_buckets")),
-            **fields,
-        },
-        settings=HF_SETTINGS,
-        tied={},
-        trunk="deberta.",
-        prepare="--tokenizer sentencepiece-unigram --specials deberta --cased",
-        assumed={"type_vocab_size": 0, "conv_kernel_size": 0, "pooler_hidden_act": "gelu"},
-        untied={"lm_predictions.lm_head.bias": _LEGACY, "deberta.embeddings.position_embeddings.weight": _NO_POSITIONS},
-        **others,
-    )
-
-
 def seen(config: DebertaConfig, shape: Shape) -> float:
     """Return the share of the products of whole rows that the scores need: of four of each query with each key, bands
     of distances multiply 1 + block / length and 2 times as many for the terms of positions."""
@@ -337,61 +270,79 @@ def seen(config: DebertaConfig, shape: Shape) -> float:
 
 TOKEN_HEAD = token_head("lm_predictions.lm_head", "dense", "LayerNorm")
 _POOLED = {"dense": "pooler.dense", "between": "gelu", "summary": True}
+_HEADS = (
+    TOKEN_HEAD,
+    task_head(CLASSIFIER, "classifier", **_POOLED),
+    *WORD_HEADS,
+    task_head(CHOICE, "classifier", features=1, **_POOLED),
+)
 _SIZES = {
-    # Not published; trains within minutes on a CPU.
     "tiny": {"width": 128, "depth": 2, "heads": 2, "feed_forward": 512},
     # He et al. 2021b, table 9 and the published checkpoints
     "small": {"depth": 6},
     "base": {},
     "large": {"width": 1024, "depth": 24, "heads": 16, "feed_forward": 4096},
 }
-FAMILY = Family(
+_as_buckets = lambda value, read: Converter("buckets", lambda c: value, read)
+_USUAL = {
+    "inputs": INPUTS,
+    "seen": seen,
+    "constants": {
+        "model_type": "deberta-v2",
+        "relative_attention": True,
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+    },
+    "fields": {
+        **{name: field for name, field in (HF_FIELDS | HF_SIZES).items() if field != "types"},
+        "position_buckets": "buckets",
+        "max_relative_positions": read_by("furthest", _furthest),
+        "pos_att_type": _as_buckets(["p2c", "c2p"], _terms),
+        "legacy": _as_buckets(False, itemgetter("position_buckets")),
+    },
+    "settings": HF_SETTINGS,
+    "prefix": "deberta.",
+    "prepare": "--tokenizer sentencepiece-unigram --specials deberta --cased",
+    "assumed": {"type_vocab_size": 0, "conv_kernel_size": 0, "pooler_hidden_act": "gelu"},
+    "untied": {
+        "lm_predictions.lm_head.bias": _LEGACY,
+        "deberta.embeddings.position_embeddings.weight": _NO_POSITIONS,
+    },
+}
+FAMILY = declare(
+    _USUAL,
     config=DebertaConfig,
     sizes={name: DebertaConfig(**sizes) for name, sizes in _SIZES.items()},
-    inputs=INPUTS,
     trunk=Deberta,
     table=_parameters,
-    heads=(
-        TOKEN_HEAD,
-        task_head(CLASSIFIER, "classifier", **_POOLED),
-        *WORD_HEADS,
-        task_head(CHOICE, "classifier", features=1, **_POOLED),
-    ),
-    hf={
-        "model": _hugging_face(
-            {
-                "DebertaV2ForMaskedLM": (TOKENS,),
-                "DebertaV2Model": (),
-                "DebertaV2ForSequenceClassification": (CLASSIFIER,),
-                "DebertaV2ForTokenClassification": (TAGGER,),
-                "DebertaV2ForQuestionAnswering": (SPANS,),
-                "DebertaV2ForMultipleChoice": (CHOICE,),
-            },
-            fields=_DECODER,
-            otherwise=_otherwise,
-        )
-    },
-    seen=seen,
+    heads=_HEADS,
+    architectures={"DebertaV2Model": (), **usual_classes("DebertaV2", _HEADS)},
+    fields=_DECODER,
+    otherwise=_otherwise,
     continues={
         "deberta-v3": {
             row.path: f"discriminator/{row.path}" for row in _parameters(DebertaConfig(enhanced_decoder=False))
         }
     },
 )
-V3 = Family(
+V3 = declare(
+    _USUAL,
+    parts={
+        "discriminator": {"architectures": {"DebertaV2Model": ()}, "beside": "mask_predictions"},
+        "generator": {
+            "folder": "generator",
+            "architectures": {"DebertaV2ForMaskedLM": ()},
+            "fields": {"num_hidden_layers": "generator_depth", **_DECODER},
+            "otherwise": _otherwise,
+        },
+    },
     config=DebertaV3Config,
     sizes={
         name: DebertaV3Config(**sizes, generator_depth=sizes.get("depth", 12) // 2) for name, sizes in _SIZES.items()
     },
-    inputs=INPUTS,
     trunk=DebertaV3,
     table=_v3_parameters,
-    hf={
-        "discriminator": _hugging_face({"DebertaV2Model": ()}, beside="mask_predictions"),
-        "generator": _hugging_face(
-            {"DebertaV2ForMaskedLM": ()}, "generator", "generator_depth", _DECODER, otherwise=_otherwise
-        ),
-    },
-    seen=seen,
     differences={"discriminator/embeddings/tokens": "generator/embeddings/tokens"},
 )
+FAMILIES = {"deberta-v2": FAMILY, "deberta-v3": V3}

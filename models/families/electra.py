@@ -20,10 +20,10 @@ from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.transformer import encode
 from models.blocks.activations import ACTIVATIONS
-from models.blocks.checks import SHARED, TABLES, check_activation, check_sizes
+from models.blocks.config import CHOICES, SHARED, TABLES, check_sizes
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings
-from models.blocks.heads import CHOICE, CLASSIFIER, SPANS, TAGGER, WORD_HEADS, TokenHead, task_head
+from models.blocks.heads import CHOICE, CLASSIFIER, WORD_HEADS, TokenHead, task_head
 from models.blocks.layer import layer_sizes
 from models.blocks.tables import (
     HF_ASSUMED,
@@ -36,10 +36,10 @@ from models.blocks.tables import (
     same_dropout,
     token_head_parameters,
 )
-from models.core.family import Family, HuggingFace, Input, Inputs, Shape
+from models.core.family import Input, Inputs, Shape, declare
 from models.core.parameters import Noise, Parameter
 from models.core.program import Program
-from models.core.ranges import COUNT, check_ranges
+from models.core.ranges import COUNT, check_choices, check_ranges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ElectraConfig:
 
     def __post_init__(self):
         check_ranges(self, TABLES | SHARED | {"embedding": COUNT}, "model.")
-        check_activation(self)
+        check_choices(self, CHOICES, "model.")
         for tower in ("discriminator", "generator"):
             check_sizes(getattr(self, tower), f"model.{tower}.")
 
@@ -192,21 +192,6 @@ def parameters(config: ElectraConfig) -> list[Parameter]:
     return table
 
 
-def _hugging_face(tower: str, folder: str, architecture: str, tied: dict[str, str]) -> HuggingFace:
-    """Declare one of the two Hugging Face checkpoints."""
-    sizes = {name: f"{tower}.{field}" for name, field in HF_SIZES.items()}
-    return HuggingFace(
-        folder=folder,
-        architectures={architecture: ()},
-        constants={"model_type": "electra"},
-        fields={**HF_FIELDS, "embedding_size": "embedding", **sizes},
-        settings=HF_SETTINGS,
-        tied=tied,
-        trunk="electra.",
-        assumed=HF_ASSUMED,
-    )
-
-
 def seen(config: ElectraConfig, shape: Shape) -> float:
     """Return the share of (query, key) pairs that the pattern leaves visible: the mean of both encoders, weighted by
     the cost of a pair."""
@@ -228,10 +213,13 @@ def attentions(config: ElectraConfig, shape: Shape, memory: int) -> list[Attenti
     return described
 
 
-FAMILY = Family(
+def _sizes_of(tower: str) -> dict[str, str]:
+    return {name: f"{tower}.{field}" for name, field in HF_SIZES.items()}
+
+
+FAMILY = declare(
     config=ElectraConfig,
     sizes={
-        # Not published; train within minutes on a CPU, for the demo and the tests.
         "tiny": ElectraConfig(embedding=128, discriminator=Tower(128, 2, 2, 512), generator=Tower(64, 2, 1, 256)),
         "mini": ElectraConfig(embedding=128, discriminator=Tower(256, 4, 4, 1024), generator=Tower(64, 4, 1, 256)),
         # Clark et al. 2020, table 6; generator widths: small 1/4, base 1/3, large 1/4 of the discriminator's.
@@ -244,15 +232,20 @@ FAMILY = Family(
     inputs={"tokens": Input(("length",)), "types": Input(("length",)), "segments": Input(("length",))},
     trunk=Electra,
     table=parameters,
-    hf={
-        "discriminator": _hugging_face("discriminator", "", "ElectraForPreTraining", {}),
-        "generator": _hugging_face(
-            "generator",
-            "generator",
-            "ElectraForMaskedLM",
-            {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
-        ),
+    parts={
+        "discriminator": {"architectures": {"ElectraForPreTraining": ()}, "fields": _sizes_of("discriminator")},
+        "generator": {
+            "folder": "generator",
+            "architectures": {"ElectraForMaskedLM": ()},
+            "fields": _sizes_of("generator"),
+            "tied": {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+        },
     },
+    constants={"model_type": "electra"},
+    fields={**HF_FIELDS, "embedding_size": "embedding"},
+    settings=HF_SETTINGS,
+    prefix="electra.",
+    assumed=HF_ASSUMED,
     seen=seen,
     attention="self",
     attentions=attentions,
@@ -274,12 +267,7 @@ ENCODER = encoder_family(
         *WORD_HEADS,
         task_head(CHOICE, "classifier", "sequence_summary.summary", "gelu", features=1, summary=True),
     ),
-    architectures={
-        "ElectraForSequenceClassification": (CLASSIFIER,),
-        "ElectraForTokenClassification": (TAGGER,),
-        "ElectraForQuestionAnswering": (SPANS,),
-        "ElectraForMultipleChoice": (CHOICE,),
-    },
+    classes="Electra",
     model_type="electra",
     fields={"embedding_size": "embedding"},
     settings={"summary_last_dropout": same_dropout("hidden_dropout_prob")},
@@ -292,3 +280,4 @@ ENCODER = encoder_family(
         }
     },
 )
+FAMILIES = {"electra": FAMILY, "electra-encoder": ENCODER}

@@ -8,7 +8,7 @@ the embedding of tasks that later ERNIEs have.
 import dataclasses
 
 from models.attention.encoder import EncoderConfig, encoder_family
-from models.blocks.heads import CLASSIFIER, PAIR, POOLER, TOKENS, bert_heads, pair_head, task_classes
+from models.blocks.heads import bert_heads, pair_head
 from models.blocks.tables import HF_ASSUMED
 
 
@@ -27,13 +27,10 @@ FAMILY = encoder_family(
         "tiny": ErnieConfig(width=128, depth=2, heads=2, feed_forward=512),
         "base": ErnieConfig(),  # Sun et al. 2019, sections 4.1 and 4.2
     },
-    heads=bert_heads("ernie", pair_head("cls.seq_relationship")),
+    heads=bert_heads("ernie.pooler.dense", pair_head("cls.seq_relationship")),
     model_type="ernie",
     decoder="cls.predictions",
-    architectures={
-        "ErnieForMaskedLM": (TOKENS,),
-        "ErnieForPreTraining": (TOKENS, POOLER, PAIR),
-        **task_classes("Ernie", POOLER, CLASSIFIER),
-    },
+    classes="Ernie",
     assumed={**HF_ASSUMED, "use_task_id": False},
 )
+FAMILIES = {"ernie": FAMILY}

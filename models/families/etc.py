@@ -24,15 +24,15 @@ from jax import Array
 from models.attention.etc import KINDS, LongGlobalAttention, Sight, sights
 from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern
-from models.blocks.checks import check_encoder
+from models.blocks.config import TrunkConfig
 from models.blocks.embeddings import token_table
 from models.blocks.feed_forward import FeedForward
 from models.blocks.heads import TOKENS, WithHeads, token_head
 from models.blocks.layer import layer_sizes
 from models.blocks.norm import Norm
 from models.blocks.stack import stack
-from models.blocks.tables import dense_parameters, norm_parameters
-from models.core.family import Family, HuggingFace, Input, Inputs, Shape
+from models.blocks.tables import norm_parameters, stacked_parameters
+from models.core.family import Input, Inputs, Shape, declare
 from models.core.noise import dropout, site
 from models.core.parameters import LAYERS, Noise, Parameter, Slot, parameter
 from models.core.program import Program
@@ -41,36 +41,22 @@ from models.core.sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True)
-class EtcConfig:
+class EtcConfig(TrunkConfig):
     """Sizes and rates of the model."""
 
     vocab_size: int = 50265  # number of tokens, without padding rows
-    width: int = 768  # hidden size
-    depth: int = 12  # number of layers
-    heads: int = 12  # attention heads in each layer
-    feed_forward: int = 3072  # width inside the feed-forward block
-    activation: str = "gelu"  # activation function of the feed-forward block
-    dropout: float = 0.1  # dropout rate of embeddings and block outputs
-    attention_dropout: float = 0.1  # dropout rate of attention probabilities
-    norm_epsilon: float = 1e-12  # added to the variance in norms
-    init_std: float = 0.02  # standard deviation of the initial weights
     block: int = 84  # tokens of a block
     window: int = 3  # blocks that a long token sees, its own in the middle; odd
     distance: int = 12  # distances beyond this one are clipped to it
 
     def __post_init__(self):
-        check_encoder(self)
+        super().__post_init__()
         check_ranges(self, {"block": COUNT, "window": COUNT, "distance": COUNT}, "model.")
         if self.window % 2 == 0:
             raise ValueError(
                 f"model.window={self.window}: must be odd, with a token's own block in the middle; use "
                 f"{self.window - 1} or {self.window + 1}"
             )
-
-    @property
-    def embedding(self) -> int:
-        """Width of the embeddings."""
-        return self.width
 
     @property
     def pattern(self) -> Pattern:
@@ -124,11 +110,7 @@ class Etc(WithHeads):
 
     @nn.compact
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
-        """Run the trunk -> the long tokens' [rows, length, width]. Dropout is on if noise u32[rows, 2] is given.
-
-        slots: i32[rows, n], the positions whose output is wanted -> [rows, n, width]; the last layer then computes no
-        others.
-        """
+        """See `Encoder.encode`; the output is that of the long tokens."""
         c, segments, of_globals = self.config, inputs["segments"], inputs["global_segments"]
         embedded = self.embeddings(inputs["tokens"], of_globals)
 
@@ -139,10 +121,6 @@ class Etc(WithHeads):
         seen = sights(segments, of_globals, inputs["global_of"], c.block, c.window)
         layer = EtcLayer(c, self.program, parent=None)
         return stack(self, [layer], c.depth, x, seen, site(noise, 1), self.program, slots)[0][0]
-
-    def __call__(self, inputs: Inputs):
-        """Run every part once, for initialisation."""
-        return self.apply_heads(self.encode(inputs))
 
 
 def named_by_path(rows: Iterable[Parameter]) -> tuple[Parameter, ...]:
@@ -160,17 +138,11 @@ def parameters(config: EtcConfig) -> tuple[Parameter, ...]:
     ]
     for near, far in (KINDS, KINDS[::-1]):
         table.append(Parameter(f"layers/attention/{near}_relative", (LAYERS, None, "heads"), {}))
-        table += dense_parameters(f"layers/attention/{near}_query", (LAYERS, "width", "heads"), {})
-        for name in (f"{near}_to_{keys}_{what}" for keys in (near, far) for what in ("key", "value")):
-            table += dense_parameters(f"layers/attention/{name}", (LAYERS, "width", "heads"), {})
-        table += dense_parameters(f"layers/attention/{near}_output", (LAYERS, "heads", "width"), {})
-    table += [
-        *norm_parameters("layers/attention/norm", (LAYERS, "width"), {}),
-        *dense_parameters("layers/feed_forward/up", (LAYERS, "width", "feed_forward"), {}),
-        *dense_parameters("layers/feed_forward/down", (LAYERS, "feed_forward", "width"), {}),
-        *norm_parameters("layers/feed_forward/norm", (LAYERS, "width"), {}),
-    ]
-    return named_by_path(table)
+        keys_and_values = (f"{near}_to_{keys}_{what}" for keys in (near, far) for what in ("key", "value"))
+        paths = (f"{near}_query", *keys_and_values, f"{near}_output")
+        table += stacked_parameters("layers/attention", dict.fromkeys(paths, ""), {})
+    paths = "attention/norm", "feed_forward/up", "feed_forward/down", "feed_forward/norm"
+    return named_by_path([*table, *stacked_parameters("layers", dict.fromkeys(paths, ""), {})])
 
 
 def seen(config: EtcConfig, shape: Shape) -> float:
@@ -182,10 +154,9 @@ def seen(config: EtcConfig, shape: Shape) -> float:
 
 _TOKEN_HEAD = token_head("")
 
-FAMILY = Family(
+FAMILY = declare(
     config=EtcConfig,
     sizes={
-        # Not published; trains within minutes on a CPU.
         "tiny": EtcConfig(width=128, depth=2, heads=2, feed_forward=512, block=32),
         # Zaheer et al. 2020, table 8 and appendix E.2
         "base": EtcConfig(),
@@ -200,21 +171,15 @@ FAMILY = Family(
     trunk=Etc,
     table=parameters,
     heads=(dataclasses.replace(_TOKEN_HEAD, parameters=named_by_path(_TOKEN_HEAD.parameters)),),
-    hf={
-        "model": HuggingFace(
-            folder="",
-            architectures={"BigBirdEtc": (TOKENS,)},
-            constants={"model_type": "bigbird-etc"},
-            fields={
-                **{name: name for name in ("vocab_size", "width", "depth", "heads", "feed_forward", "activation")},
-                **{name: name for name in ("norm_epsilon", "distance")},
-            },
-            settings={name: name for name in ("dropout", "attention_dropout", "init_std", "block", "window")},
-            tied={},
-            trunk="",
-            pair=None,
-            prepare="--tokenizer bpe",
-        )
+    architectures={"BigBirdEtc": (TOKENS,)},
+    constants={"model_type": "bigbird-etc"},
+    fields={
+        **{name: name for name in ("vocab_size", "width", "depth", "heads", "feed_forward", "activation")},
+        **{name: name for name in ("norm_epsilon", "distance")},
     },
+    settings={name: name for name in ("dropout", "attention_dropout", "init_std", "block", "window")},
+    pair=None,
+    prepare="--tokenizer bpe",
     seen=seen,
 )
+FAMILIES = {"bigbird-etc": FAMILY}

@@ -5,11 +5,11 @@ Hugging Face: OpenAIGPTLMHeadModel and OpenAIGPTForSequenceClassification.
 
 import dataclasses
 
-from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, seen
+from models.attention.decoder import Decoder, DecoderConfig, decoder_family
 from models.blocks.heads import CLASSIFIER, task_head
-from models.blocks.tables import GPT_FIELDS, GPT_INNER, GPT_SETTINGS, gpt_layer_parameters
-from models.core.family import Converter, Family, HuggingFace
-from models.core.parameters import Parameter, Slot
+from models.blocks.tables import GPT_INNER, gpt_parameters
+from models.core.family import Converter
+from models.core.ranges import check_choices
 
 ACTIVATIONS = {"gelu_new": "gelu", "relu": "relu"}  # our names -> names in config.json
 
@@ -23,8 +23,7 @@ class GPTConfig(DecoderConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"model.activation={self.activation!r}: use one of {', '.join(ACTIVATIONS)}")
+        check_choices(self, {"activation": ACTIVATIONS}, "model.")
         if self.feed_forward != 4 * self.width:
             raise ValueError(
                 f"model.feed_forward={self.feed_forward}: in this family it is 4 x model.width; use {4 * self.width}"
@@ -37,52 +36,27 @@ class GPT(Decoder):
     pre_norm: bool = False
 
 
-def parameters(config: GPTConfig) -> list[Parameter]:
-    """Return GPT's parameter table."""
-
-    def table(name: str, axis: str) -> Parameter:
-        return Parameter(f"embeddings/{name}", (axis, "embedding"), {"model": Slot(f"transformer.{name}_embed.weight")})
-
-    return [
-        table("tokens", "vocab"),
-        table("positions", "position"),
-        *gpt_layer_parameters("transformer.h.{layer}"),
-    ]
-
-
-FAMILY = Family(
+FAMILY = decoder_family(
     config=GPTConfig,
     sizes={
-        # Not published; trains within minutes on a CPU.
         "tiny": GPTConfig(positions=256, width=128, depth=2, heads=2, feed_forward=512),
         "base": GPTConfig(),
     },
-    inputs=INPUTS,
     trunk=GPT,
-    table=parameters,
+    table=lambda config: gpt_parameters("transformer.tokens_embed", "transformer.positions_embed"),
     heads=(task_head(CLASSIFIER, "score", drops=False, biased=False),),
-    hf={
-        "model": HuggingFace(
-            folder="",
-            architectures={"OpenAIGPTLMHeadModel": (), "OpenAIGPTForSequenceClassification": (CLASSIFIER,)},
-            constants={"model_type": "openai-gpt"},
-            fields={
-                **GPT_FIELDS,
-                "n_inner": GPT_INNER,
-                "afn": Converter(
-                    "activation",
-                    lambda config: ACTIVATIONS[config.activation],
-                    lambda fields: {hf: name for name, hf in ACTIVATIONS.items()}.get(fields["afn"], fields["afn"]),
-                ),
-            },
-            settings={**GPT_SETTINGS, "attn_pdrop": "attention_dropout"},
-            tied={"lm_head.weight": "transformer.tokens_embed.weight"},
-            trunk="transformer.",
-            pair=None,
-            prepare="--tokenizer character-bpe --specials gpt",
-        )
+    model_type="openai-gpt",
+    classes="OpenAIGPT",
+    tokens="transformer.tokens_embed.weight",
+    fields={
+        "n_inner": GPT_INNER,
+        "afn": Converter(
+            "activation",
+            lambda config: ACTIVATIONS[config.activation],
+            lambda fields: {hf: name for name, hf in ACTIVATIONS.items()}.get(fields["afn"], fields["afn"]),
+        ),
     },
-    seen=seen,
-    attention="self",
-    attentions=attentions,
+    settings={"attn_pdrop": "attention_dropout"},
+    prepare="--tokenizer character-bpe --specials gpt",
 )
+FAMILIES = {"gpt": FAMILY}

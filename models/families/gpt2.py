@@ -6,21 +6,13 @@ has none.
 """
 
 import dataclasses
+import functools
 
-from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, seen
-from models.blocks.heads import CLASSIFIER, SPANS, TAGGER, WORD_HEADS, task_head
-from models.blocks.tables import (
-    GPT_FIELDS,
-    GPT_INNER,
-    GPT_SETTINGS,
-    gpt_layer_parameters,
-    norm_parameters,
-    same_dropout,
-)
-from models.core.family import Family, HuggingFace
-from models.core.parameters import Parameter, Slot
-
-ASSUMED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
+from models.attention.decoder import Decoder, DecoderConfig, decoder_family
+from models.blocks.config import sized
+from models.blocks.heads import CLASSIFIER, WORD_HEADS, task_head
+from models.blocks.tables import GPT_INNER, gpt_parameters, norm_parameters, same_dropout
+from models.core.parameters import Parameter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,36 +25,19 @@ class GPT2Config(DecoderConfig):
         return self.init_std * (2 * self.depth) ** -0.5
 
 
-class GPT2(Decoder):
-    """A decoder with norms before the blocks."""
-
-
 def parameters(config: GPT2Config) -> list[Parameter]:
     """Return GPT-2's parameter table."""
-
-    def table(name: str, axis: str) -> Parameter:
-        return Parameter(f"embeddings/{name}", (axis, "embedding"), {"model": Slot(f"transformer.w{name[0]}e.weight")})
-
-    return [
-        table("tokens", "vocab"),
-        table("positions", "position"),
-        *gpt_layer_parameters("transformer.h.{layer}"),
-        *norm_parameters("norm", ("width",), {"model": "transformer.ln_f"}),
-    ]
+    norm = norm_parameters("norm", ("width",), {"model": "transformer.ln_f"})
+    return [*gpt_parameters("transformer.wte", "transformer.wpe"), *norm]
 
 
-def _size(depth: int, width: int, head_dim: int = 64, **changes) -> GPT2Config:
-    return GPT2Config(width=width, depth=depth, heads=width // head_dim, feed_forward=4 * width, **changes)
+_size = functools.partial(sized, GPT2Config)
 
 
-def _gpt3(depth: int, width: int, head_dim: int) -> GPT2Config:
-    return _size(depth, width, head_dim, positions=2048, dropout=0.0, attention_dropout=0.0)
-
-
-FAMILY = Family(
+_gpt3 = functools.partial(_size, positions=2048, dropout=0.0, attention_dropout=0.0)
+FAMILY = decoder_family(
     config=GPT2Config,
     sizes={
-        # Not published; train within minutes on a CPU.
         "tiny": _size(2, 128, positions=512),
         "mini": _size(4, 256, positions=512),
         # Radford et al. 2019, table 2
@@ -80,37 +55,18 @@ FAMILY = Family(
         "gpt3-13b": _gpt3(40, 5120, 128),  # a width of 5,140 in the table
         "gpt3-175b": _gpt3(96, 12288, 128),
     },
-    inputs=INPUTS,
-    trunk=GPT2,
+    trunk=Decoder,
     table=parameters,
     heads=(
         task_head(CLASSIFIER, "score", drops=False, biased=False),
         *WORD_HEADS,
     ),
-    hf={
-        "model": HuggingFace(
-            folder="",
-            architectures={
-                "GPT2LMHeadModel": (),
-                "GPT2ForSequenceClassification": (CLASSIFIER,),
-                "GPT2ForTokenClassification": (TAGGER,),
-                "GPT2ForQuestionAnswering": (SPANS,),
-            },
-            constants={"model_type": "gpt2"},
-            fields={**GPT_FIELDS, "n_inner": GPT_INNER, "activation_function": "activation"},
-            settings={
-                **GPT_SETTINGS,
-                "attn_pdrop": "attention_dropout",
-                "classifier_dropout": same_dropout("resid_pdrop"),
-            },
-            tied={"lm_head.weight": "transformer.wte.weight"},
-            trunk="transformer.",
-            pair=None,
-            prepare="--tokenizer bpe --specials gpt2",
-            assumed=ASSUMED,
-        )
-    },
-    seen=seen,
-    attention="self",
-    attentions=attentions,
+    model_type="gpt2",
+    classes="GPT2",
+    tokens="transformer.wte.weight",
+    fields={"n_inner": GPT_INNER, "activation_function": "activation"},
+    settings={"attn_pdrop": "attention_dropout", "classifier_dropout": same_dropout("resid_pdrop")},
+    prepare="--tokenizer bpe --specials gpt2",
+    assumed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
 )
+FAMILIES = {"gpt2": FAMILY}

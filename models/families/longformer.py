@@ -15,21 +15,11 @@ from typing import ClassVar
 import numpy as np
 
 from models.attention.encoder import EncoderConfig, encoder_family, encoder_parameters
-from models.attention.global_tokens import GlobalWeights
 from models.attention.patterns.pattern import Pattern, check
-from models.blocks.heads import (
-    CLASSIFIER,
-    TOKENS,
-    WORD_HEADS,
-    pooled_choice,
-    pooler,
-    task_classes,
-    task_head,
-    token_head,
-)
-from models.blocks.tables import OFFSET_POSITIONS, PADDING, dense_parameters
+from models.blocks.heads import roberta_heads
+from models.blocks.tables import OFFSET_POSITIONS, PADDING, PRODUCTS, stacked_parameters
 from models.core.family import Converter
-from models.core.parameters import LAYERS, Parameter
+from models.core.parameters import Parameter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,19 +40,14 @@ class LongformerConfig(EncoderConfig):
 
 
 def _table(config: LongformerConfig) -> list[Parameter]:
+    names = {f"attention/global/{name}": f"attention.self.{name}_global" for name in PRODUCTS}
+    layer = {"model": "longformer.encoder.layer.{layer}"}
     rows = encoder_parameters("longformer", config.padding_positions)
-    for name in GlobalWeights._fields:
-        hf = {"model": f"longformer.encoder.layer.{{layer}}.attention.self.{name}_global"}
-        rows += dense_parameters(_GLOBAL.format(name), (LAYERS, "width", "heads"), hf)
-    return rows
+    return rows + stacked_parameters("layers", names, layer)
 
 
-_GLOBAL, _LOCAL = "layers/attention/global/{}", "layers/attention/{}"
-_FROM_LOCAL = {
-    f"{_GLOBAL.format(name)}/{leaf}": f"{_LOCAL.format(name)}/{leaf}"
-    for name in GlobalWeights._fields
-    for leaf in ("kernel", "bias")
-}
+_LEAVES = [f"{name}/{leaf}" for name in PRODUCTS for leaf in ("kernel", "bias")]
+_FROM_LOCAL = {f"layers/attention/global/{leaf}": f"layers/attention/{leaf}" for leaf in _LEAVES}
 
 _WINDOWS = Converter(
     "pattern.windows",
@@ -82,23 +67,13 @@ def _otherwise(config: LongformerConfig, heads: Collection[str]) -> list[str]:
 FAMILY = encoder_family(
     config=LongformerConfig,
     sizes={
-        # Not published; trains within minutes on a CPU.
         "tiny": LongformerConfig(width=128, depth=2, heads=2, feed_forward=512),
         "base": LongformerConfig(),  # Beltagy et al. 2020, section 5: RoBERTa's sizes, windows of 512
         "large": LongformerConfig(width=1024, depth=24, heads=16, feed_forward=4096),
     },
     table=_table,
-    heads=(
-        token_head("lm_head", "dense", "layer_norm", activation="gelu"),
-        pooler("longformer.pooler.dense"),
-        task_head(CLASSIFIER, "classifier.out_proj", "classifier.dense", "tanh"),
-        *WORD_HEADS,
-        pooled_choice(),
-    ),
-    architectures={
-        "LongformerForMaskedLM": (TOKENS,),
-        **task_classes("Longformer", CLASSIFIER),
-    },
+    heads=roberta_heads("longformer"),
+    classes="Longformer",
     model_type="longformer",
     decoder="lm_head",
     constants={"pad_token_id": PADDING},
@@ -110,3 +85,4 @@ FAMILY = encoder_family(
     assumed={},
     continues={"roberta": _FROM_LOCAL},
 )
+FAMILIES = {"longformer": FAMILY}

@@ -23,14 +23,24 @@ from models.attention.local_global import PERIOD, attentions, seen, seen_by_patt
 from models.attention.mask import Mask
 from models.attention.patterns.pattern import DENSE, Pattern
 from models.blocks.activations import ACTIVATIONS
-from models.blocks.checks import check_encoder
+from models.blocks.config import TrunkConfig
 from models.blocks.crf import crf_head
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings, padded_vocab, padding_bias
-from models.blocks.heads import CHOICE, CLASSIFIER, SPANS, TAGGER, TOKENS, WithHeads, task_head, tied_logits
+from models.blocks.heads import (
+    CHOICE,
+    CLASSIFIER,
+    SPANS,
+    TAGGER,
+    TOKENS,
+    WithHeads,
+    task_head,
+    tied_logits,
+    usual_classes,
+)
 from models.blocks.norm import Norm
-from models.blocks.tables import HF_SIZES
-from models.core.family import Converter, Family, Head, HuggingFace, Input, Inputs
+from models.blocks.tables import HF_SIZES, PRODUCTS, dense_parameters, norm_parameters, stacked_parameters
+from models.core.family import Converter, Family, Head, Input, Inputs, declare, read_by
 from models.core.parameters import LAYERS, Noise, Parameter, Slot, parameter
 from models.core.program import Program
 from models.core.ranges import COUNT, POSITIVE, check_ranges
@@ -43,23 +53,19 @@ INPUTS = dict.fromkeys(("tokens", "segments"), Input(("length",)))
 
 
 @dataclasses.dataclass(frozen=True)
-class ModernBertConfig:
+class ModernBertConfig(TrunkConfig):
     """Sizes and rates; the defaults are those of ModernBERT-base."""
 
     vocab_size: int = 50368  # number of tokens, without padding rows
     positions: int = 8192  # length of the longest row, in tokens; no table has so many rows
-    width: int = 768  # hidden size
     depth: int = 22  # number of layers, one more than a multiple of 3
-    heads: int = 12  # attention heads in each layer
     feed_forward: int = 1152  # width inside the feed-forward block
-    activation: str = "gelu"  # activation function of the feed-forward block
     pattern: Pattern = Pattern("longformer", windows=(128,))  # the window of local layers; dense: all layers are global
     global_base: float = 160_000.0  # base of the rotary positions of global layers
     local_base: float = 10_000.0  # the same of local layers
     dropout: float = 0.1  # dropout rate of the attention's output
     attention_dropout: float = 0.0  # dropout rate of attention probabilities
     norm_epsilon: float = 1e-5  # added to the variance in norms
-    init_std: float = 0.02  # standard deviation of the initial weights
     labels: tuple[str, ...] = ()  # classes of a task head
 
     causal: ClassVar[bool] = False
@@ -69,7 +75,7 @@ class ModernBertConfig:
 
     def __post_init__(self):
         check_ranges(self, {"positions": COUNT, "global_base": POSITIVE, "local_base": POSITIVE}, "model.")
-        check_encoder(self)
+        super().__post_init__()
         if self.depth % PERIOD != 1:
             low = max(1, (self.depth - 1) // PERIOD * PERIOD + 1)
             raise ValueError(
@@ -147,10 +153,6 @@ class ModernBert(WithHeads):
         x, _ = through(self, self.config, x, by_kind, noise, self.program, slots)
         return constrain(self.norm(x), "batch", "length" if slots is None else None, None)
 
-    def __call__(self, inputs: Inputs):
-        """Run every part once, for initialisation."""
-        return self.apply_heads(self.encode(inputs))
-
 
 class ModernBertDecoder(Decoder):
     """The decoder; its logits have a transform and a bias."""
@@ -179,39 +181,35 @@ class ModernBertDecoder(Decoder):
         return self.lm_head(hidden), self.embeddings.tokens, bias
 
 
-def _matrix(path: str, axes: tuple, name: str, **slot: Any) -> Parameter:
-    return Parameter(f"{path}/kernel", axes, {"model": Slot(f"{name}.weight", "T", **slot)})
-
-
-def _norm(path: str, name: str, axes: tuple = ("width",), **slot: Any) -> Parameter:
-    return Parameter(f"{path}/scale", axes, {"model": Slot(f"{name}.weight", **slot)})
-
-
 def _layers(prefix: str, numbers: dict[int, int], causal: bool, normed: bool) -> list[Parameter]:
     """Return the rows of a stack of layers.   numbers: layer in Hugging Face -> its place in the stack."""
-    layer = "model.layers.{layer}."
-    matrix = lambda path, axes, name, **slot: _matrix(
-        f"{prefix}/{path}", (LAYERS, *axes), layer + name, layers=numbers, **slot
-    )
-    norm = lambda path, name: _norm(f"{prefix}/{path}/norm", layer + name, (LAYERS, "width"), layers=numbers)
-    projections = [
-        matrix(f"attention/{name}", ("width", "heads"), f"attn.{name[0]}_proj")
-        if causal
-        else matrix(f"attention/{name}", ("width", "heads"), "attn.Wqkv", axis=0)
-        for name in ("query", "key", "value")
-    ]
-    return [
-        *[norm("attention", "attn_norm")] * (not normed),
-        *projections,
-        matrix("attention/output", ("heads", "width"), "attn.Wo"),
-        norm("feed_forward", "mlp_norm"),
-        *(matrix(f"feed_forward/{name}", ("width", "feed_forward"), "mlp.Wi", axis=0) for name in ("up", "gate")),
-        matrix("feed_forward/down", ("feed_forward", "width"), "mlp.Wo"),
-    ]
+    names = {
+        "attention/norm": "attn_norm",
+        **{f"attention/{name}": f"attn.{name[0]}_proj" if causal else "attn.Wqkv" for name in PRODUCTS},
+        "attention/output": "attn.Wo",
+        "feed_forward/norm": "mlp_norm",
+        "feed_forward/up": "mlp.Wi",
+        "feed_forward/gate": "mlp.Wi",
+        "feed_forward/down": "mlp.Wo",
+    }
+    if normed:
+        del names["attention/norm"]
+
+    def placed(row: Parameter) -> Parameter:
+        slot = row.hf["model"]
+        axis = 0 if slot.name.endswith(("Wqkv.weight", "Wi.weight")) else None
+        return row._replace(hf={"model": slot._replace(axis=axis, layers=numbers)})
+
+    return [placed(row) for row in stacked_parameters(prefix, names, {"model": "model.layers.{layer}"}, biased=False)]
+
+
+def _norm(path: str, name: str) -> Parameter:
+    return norm_parameters(path, ("width",), {"model": name})[0]
 
 
 def _transform_parameters(path: str, name: str) -> tuple[Parameter, ...]:
-    return _matrix(f"{path}/dense", ("width", None), f"{name}.dense"), _norm(f"{path}/norm", f"{name}.norm")
+    kernel, _ = dense_parameters(f"{path}/dense", ("width", None), {"model": f"{name}.dense"})
+    return kernel, _norm(f"{path}/norm", f"{name}.norm")
 
 
 _BIAS = Parameter(f"{TOKENS}/bias", ("vocab",), {"model": Slot("decoder.bias")})
@@ -281,8 +279,8 @@ def _fields(unseen: int) -> dict[str, str | Converter]:
         "layer_types": Converter("pattern.name", _kinds, _pattern),
         "local_attention": Converter("pattern.windows", lambda c: c.pattern.windows[0] + unseen, window),
         "rope_parameters": Converter("global_base", _rope, of_global),
-        "global_rope_theta": Converter("global_base", lambda c: c.global_base, of_global),
-        "local_rope_theta": Converter("local_base", lambda c: c.local_base, of_local),
+        "global_rope_theta": read_by("global_base", of_global),
+        "local_rope_theta": read_by("local_base", of_local),
     }
 
 
@@ -292,41 +290,6 @@ def _otherwise(config: ModernBertConfig, heads: Collection[str]) -> list[str]:
     return [] if same else ["dropout of the attention's output is that of its probabilities"]
 
 
-def _family(config: type, model_type: str, unseen: int, **of_class: Any):
-    """Declare one of the twins.   unseen: see `_fields`.   of_class: further fields of `Family` and `HuggingFace`."""
-    of_family = {name: of_class.pop(name) for name in ("trunk", "heads", "continues")}
-    return Family(
-        config=config,
-        sizes=_sizes(config),
-        inputs=INPUTS,
-        table=parameters,
-        hf={
-            "model": HuggingFace(
-                folder="",
-                constants={"model_type": model_type},
-                fields=_fields(unseen),
-                settings={
-                    "attention_dropout": "attention_dropout",
-                    "attention_output_dropout": "dropout",  # which transformers does not read
-                    "initializer_range": "init_std",
-                },
-                tied={"decoder.weight": TABLE},
-                trunk="model.",
-                pair=None,
-                prepare="--tokenizer bpe",
-                otherwise=_otherwise,
-                assumed=ASSUMED,
-                **of_class,
-            )
-        },
-        seen=seen,
-        seen_by_pattern=seen_by_pattern,
-        attention="self",
-        attentions=attentions,
-        **of_family,
-    )
-
-
 ASSUMED = {"global_attn_every_n_layers": PERIOD, "classifier_activation": "gelu", "decoder_bias": True}
 ASSUMED |= dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
 
@@ -334,7 +297,7 @@ ASSUMED |= dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier
 def _sizes(kind: type) -> dict[str, ModernBertConfig]:
     """Return the sizes that both have."""
     sizes = {
-        "tiny": (4, 128, 2, 192),  # not published; trains within minutes on a CPU
+        "tiny": (4, 128, 2, 192),
         # Warner et al. 2024, table 4
         "base": (22, 768, 12, 1152),
         "large": (28, 1024, 16, 2624),
@@ -348,28 +311,52 @@ def _sizes(kind: type) -> dict[str, ModernBertConfig]:
     return {name: kind(**dict(zip(fields, numbers, strict=True))) for name, numbers in sizes.items()}
 
 
+def _family(config: type, model_type: str, unseen: int, **others: Any) -> Family:
+    """Declare one of the twins.   unseen: see `_fields`.   others: as in `declare`."""
+    return declare(
+        config=config,
+        sizes=_sizes(config),
+        inputs=INPUTS,
+        table=parameters,
+        seen=seen,
+        seen_by_pattern=seen_by_pattern,
+        attention="self",
+        attentions=attentions,
+        constants={"model_type": model_type},
+        fields=_fields(unseen),
+        settings={
+            "attention_dropout": "attention_dropout",
+            "attention_output_dropout": "dropout",  # which transformers does not read
+            "initializer_range": "init_std",
+        },
+        tied={"decoder.weight": TABLE},
+        prefix="model.",
+        pair=None,
+        prepare="--tokenizer bpe",
+        otherwise=_otherwise,
+        assumed=ASSUMED,
+        **others,
+    )
+
+
 _FROM_HEAD = {f"lm_head/{path}": f"{TRANSFORM}/{path}" for path in ("dense/kernel", "norm/scale")}
 _TRANSFORM = Head(TRANSFORM, Transform, _transform_parameters(TRANSFORM, "head"))
+_HEADS = (
+    _TRANSFORM,
+    Head(TOKENS, lambda c, program: Logits(c.vocab_size), (_BIAS,), reads=TRANSFORM),
+    *(task_head(name, "classifier", reads=TRANSFORM) for name in (CLASSIFIER, TAGGER)),
+    crf_head(),
+    task_head(SPANS, "classifier", features=2, reads=TRANSFORM),
+    task_head(CHOICE, "classifier", features=1, reads=TRANSFORM),
+)
+_DECODER_HEADS = _TRANSFORM, task_head(CLASSIFIER, "classifier", reads=TRANSFORM, biased=False)
 FAMILY = _family(
     ModernBertConfig,
     "modernbert",
     0,
     trunk=ModernBert,
-    heads=(
-        _TRANSFORM,
-        Head(TOKENS, lambda c, program: Logits(c.vocab_size), (_BIAS,), reads=TRANSFORM),
-        *(task_head(name, "classifier", reads=TRANSFORM) for name in (CLASSIFIER, TAGGER)),
-        crf_head(),
-        task_head(SPANS, "classifier", features=2, reads=TRANSFORM),
-        task_head(CHOICE, "classifier", features=1, reads=TRANSFORM),
-    ),
-    architectures={
-        "ModernBertForMaskedLM": (TRANSFORM, TOKENS),
-        "ModernBertForSequenceClassification": (TRANSFORM, CLASSIFIER),
-        "ModernBertForTokenClassification": (TRANSFORM, TAGGER),
-        "ModernBertForQuestionAnswering": (TRANSFORM, SPANS),
-        "ModernBertForMultipleChoice": (TRANSFORM, CHOICE),
-    },
+    heads=_HEADS,
+    architectures=usual_classes("ModernBert", _HEADS),
     continues={"modernbert-decoder": {there: here for here, there in _FROM_HEAD.items()}},
 )
 DECODER = _family(
@@ -377,15 +364,10 @@ DECODER = _family(
     "modernbert-decoder",
     2,
     trunk=ModernBertDecoder,
-    heads=(
-        _TRANSFORM,
-        task_head(CLASSIFIER, "classifier", reads=TRANSFORM, biased=False),
-    ),
-    architectures={
-        "ModernBertDecoderForCausalLM": (),
-        "ModernBertDecoderForSequenceClassification": (TRANSFORM, CLASSIFIER),
-    },
+    heads=_DECODER_HEADS,
+    architectures={"ModernBertDecoderForCausalLM": (), **usual_classes("ModernBertDecoder", _DECODER_HEADS)},
     all_ids=True,
     of_softmax=("lm_head.dense.weight", "lm_head.norm.weight", "decoder.bias"),
     continues={"modernbert": _FROM_HEAD},
 )
+FAMILIES = {"modernbert": FAMILY, "modernbert-decoder": DECODER}

@@ -1,58 +1,17 @@
 """The registry of model families, and the config fields that a model's weights depend on."""
 
 import dataclasses
+import pkgutil
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
+from models import families
 from models.core.family import Family
-from models.families import (
-    albert,
-    bart,
-    bert,
-    bigbird,
-    ctrl,
-    deberta,
-    electra,
-    ernie,
-    etc,
-    gpt,
-    gpt2,
-    longformer,
-    modernbert,
-    roberta,
-    t5,
-    transformer,
-    transformer_xl,
-    unilm,
-    xlnet,
-)
 
-FAMILIES: dict[str, Family] = {
-    "albert": albert.FAMILY,
-    "bart": bart.FAMILY,
-    "bart-translation": bart.TRANSLATION,
-    "bert": bert.FAMILY,
-    "bigbird": bigbird.FAMILY,
-    "bigbird-etc": etc.FAMILY,
-    "ctrl": ctrl.FAMILY,
-    "deberta-v2": deberta.FAMILY,
-    "deberta-v3": deberta.V3,
-    "electra": electra.FAMILY,
-    "electra-encoder": electra.ENCODER,
-    "ernie": ernie.FAMILY,
-    "gpt": gpt.FAMILY,
-    "gpt2": gpt2.FAMILY,
-    "longformer": longformer.FAMILY,
-    "modernbert": modernbert.FAMILY,
-    "modernbert-decoder": modernbert.DECODER,
-    "mt5": t5.MT5,
-    "roberta": roberta.FAMILY,
-    "t5": t5.FAMILY,
-    "transformer": transformer.FAMILY,
-    "transformer-xl": transformer_xl.FAMILY,
-    "unilm": unilm.FAMILY,
-    "xlnet": xlnet.FAMILY,
-}
+_FILES = [import_module(f"{families.__name__}.{file.name}") for file in pkgutil.iter_modules(families.__path__)]
+# By name, collected from the dicts FAMILIES of the files in this folder
+FAMILIES: dict[str, Family] = dict(sorted(item for file in _FILES for item in getattr(file, "FAMILIES", {}).items()))
 
 
 def family_of(config) -> Family:

@@ -10,19 +10,7 @@ from collections.abc import Collection
 from typing import ClassVar
 
 from models.attention.encoder import EncoderConfig, encoder_family
-from models.blocks.heads import (
-    CLASSIFIER,
-    PAIR,
-    POOLER,
-    TOKENS,
-    WORD_HEADS,
-    pair_head,
-    pooled_choice,
-    pooler,
-    task_classes,
-    task_head,
-    token_head,
-)
+from models.blocks.heads import PAIR, pair_head, roberta_heads
 from models.blocks.tables import OFFSET_POSITIONS, PADDING
 from models.core.family import dense_there
 
@@ -50,19 +38,8 @@ FAMILY = encoder_family(
         "base": RobertaConfig(),  # Liu et al. 2019, table 9
         "large": RobertaConfig(width=1024, depth=24, heads=16, feed_forward=4096),
     },
-    heads=(
-        token_head("lm_head", "dense", "layer_norm", activation="gelu"),  # whatever the layers' activation
-        pooler("roberta.pooler.dense"),
-        pair_head("pair"),
-        task_head(CLASSIFIER, "classifier.out_proj", "classifier.dense", "tanh"),
-        *WORD_HEADS,
-        pooled_choice(),
-    ),
-    architectures={
-        "RobertaForMaskedLM": (TOKENS,),
-        "RobertaForPreTraining": (TOKENS, POOLER, PAIR),
-        **task_classes("Roberta", CLASSIFIER),
-    },
+    heads=roberta_heads("roberta", pair_head("pair")),
+    classes="Roberta",
     model_type="roberta",
     decoder="lm_head",
     constants={"pad_token_id": PADDING},
@@ -71,3 +48,4 @@ FAMILY = encoder_family(
     prepare="--tokenizer bpe --specials roberta",
     otherwise=_otherwise,
 )
+FAMILIES = {"roberta": FAMILY}

@@ -12,13 +12,13 @@ from jax import Array
 
 from models.attention.distances import Buckets
 from models.attention.encoder_decoder import INPUTS, EncoderDecoder, Stack, attentions, seen
-from models.blocks.checks import SIZES, check_activation
-from models.blocks.embeddings import padding_bias, token_rows, token_table
+from models.blocks.config import CHOICES, SIZES
+from models.blocks.embeddings import padding_bias, token_table
 from models.blocks.layer import layer_sizes
-from models.core.family import Converter, Family, HuggingFace
-from models.core.parameters import LAYERS, Parameter, Slot
-from models.core.ranges import COUNT, POSITIVE, RATE, check_ranges
-from models.core.sharding import constrain
+from models.blocks.tables import stacked_parameters
+from models.core.family import Converter, Family, declare, read_by
+from models.core.parameters import Parameter, Slot
+from models.core.ranges import COUNT, POSITIVE, RATE, check_choices, check_ranges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class T5Config:
     def __post_init__(self):
         sizes = dict.fromkeys(("vocab_size", "decoder_depth", "head_dim", "furthest", *SIZES), COUNT)
         check_ranges(self, sizes | {"dropout": RATE, "attention_dropout": RATE, "norm_epsilon": POSITIVE}, "model.")
-        check_activation(self)
+        check_choices(self, CHOICES, "model.")
         if self.buckets < 4 or self.buckets % 4 or self.furthest <= self.buckets // 2:
             raise ValueError(
                 f"model.buckets={self.buckets}, furthest={self.furthest}: buckets must be a multiple of 4, and the "
@@ -89,10 +89,6 @@ class T5(EncoderDecoder):
         self.encoder = Stack(sizes, c.depth, self.program, pre_norm=True, buckets=buckets)
         self.decoder = Stack(sizes, c.decoder_depth, self.program, True, buckets._replace(ahead=False))
 
-    def embed(self, tokens: Array) -> Array:
-        """See `EncoderDecoder.embed`."""
-        return token_rows(constrain(self.tokens, "vocab", None), tokens)
-
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
         """See `Decoder.softmax`; hidden is divided by sqrt(width) if the table is the embeddings, which are large."""
         bias = padding_bias(self.config.vocab_size)
@@ -103,33 +99,31 @@ class T5(EncoderDecoder):
 
 def parameters(config: T5Config) -> list[Parameter]:
     """Return T5's parameter table."""
-
-    def matrix(path: str, axes: tuple, name: str, layout: str = "") -> Parameter:
-        return Parameter(path, axes, {"model": Slot(f"{name}.weight", layout)})
-
-    def block(side: str, path: str, number: int, name: str, products: dict[str, tuple[str, str, str]]):
-        prefix = f"{side}.block.{{layer}}.layer.{number}"
-        rows = [matrix(f"{side}/layers/{path}/norm/scale", (LAYERS, "width"), f"{prefix}.layer_norm")]
-        for product, (hf, *axes) in products.items():
-            rows.append(matrix(f"{side}/layers/{path}/{product}/kernel", (LAYERS, *axes), f"{prefix}.{name}.{hf}", "T"))
-        return rows
-
-    attention = {name: (name[0], "width", "heads") for name in ("query", "key", "value")}
-    attention |= {"output": ("o", "heads", "width")}
-    inner = {"up": "wi_0", "gate": "wi_1"} if config.gated else {"up": "wi"}
-    feed_forward = {name: (hf, "width", "feed_forward") for name, hf in inner.items()}
-    feed_forward |= {"down": ("wo", "feed_forward", "width")}
+    matrix = lambda path, axes, name: Parameter(path, axes, {"model": Slot(f"{name}.weight")})
     rows = [matrix("tokens", ("vocab", "embedding"), "shared")]
     rows += [matrix("lm_head", ("vocab", "embedding"), "lm_head")] * (not config.tied)
     for side in ("encoder", "decoder"):
         bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
+        names = _layer(config, has_context=side == "decoder")
         rows += [matrix(f"{side}/distances", (None, None), bias)]
-        rows += block(side, "attention", 0, "SelfAttention", attention)
-        if side == "decoder":
-            rows += block(side, "cross_attention", 1, "EncDecAttention", attention)
-        rows += block(side, "feed_forward", 1 + (side == "decoder"), "DenseReluDense", feed_forward)
+        rows += stacked_parameters(f"{side}/layers", names, {"model": f"{side}.block.{{layer}}"}, biased=False)
         rows += [matrix(f"{side}/norm/scale", ("width",), f"{side}.final_layer_norm")]
     return rows
+
+
+def _layer(config: T5Config, has_context: bool) -> dict[str, str]:
+    """Return path of a norm or dense layer -> its name in Hugging Face's layer.   has_context: whether there is
+    cross-attention."""
+    attention = {"query": "q", "key": "k", "value": "v", "output": "o"}
+    inner = {"up": "wi_0", "gate": "wi_1"} if config.gated else {"up": "wi"}
+    blocks = [("attention", "SelfAttention", attention)]
+    blocks += [("cross_attention", "EncDecAttention", attention)] * has_context
+    blocks += [("feed_forward", "DenseReluDense", inner | {"down": "wo"})]
+    names = {}
+    for number, (path, block, products) in enumerate(blocks):
+        names[f"{path}/norm"] = f"layer.{number}.layer_norm"
+        names |= {f"{path}/{name}": f"layer.{number}.{block}.{hf}" for name, hf in products.items()}
+    return names
 
 
 def _block(config: T5Config) -> str:
@@ -158,64 +152,44 @@ FIELDS = {
     "vocab_size": "vocab_size",
     "d_model": "width",
     "num_layers": "depth",
-    "num_decoder_layers": Converter(
-        "decoder_depth",
-        lambda c: c.decoder_depth,
-        lambda fields: fields.get("num_decoder_layers") or fields["num_layers"],
+    "num_decoder_layers": read_by(
+        "decoder_depth", lambda fields: fields.get("num_decoder_layers") or fields["num_layers"]
     ),
     "num_heads": "heads",
     "d_kv": "head_dim",
     "d_ff": "feed_forward",
     "feed_forward_proj": Converter("activation", _block, _activation),
-    "is_gated_act": Converter(
-        "gated", lambda c: c.gated, lambda fields: fields.get("feed_forward_proj", "relu").startswith("gated-")
-    ),
-    "tie_word_embeddings": Converter("tied", lambda c: c.tied, _tied),
+    "is_gated_act": read_by("gated", lambda fields: fields.get("feed_forward_proj", "relu").startswith("gated-")),
+    "tie_word_embeddings": read_by("tied", _tied),
     "relative_attention_num_buckets": "buckets",
-    "relative_attention_max_distance": Converter(
-        "furthest", lambda c: c.furthest, lambda fields: fields.get("relative_attention_max_distance", 128)
+    "relative_attention_max_distance": read_by(
+        "furthest", lambda fields: fields.get("relative_attention_max_distance", 128)
     ),
     "layer_norm_epsilon": "norm_epsilon",
 }
 
 
 def _family(config: type, model_type: str, name: str, sizes: dict[str, T5Config]) -> Family:
-    return Family(
+    tokens = dict.fromkeys(("pad_token_id", "decoder_start_token_id"), 0)
+    rate = read_by("attention_dropout", lambda fields: fields.get("attention_dropout", fields["dropout_rate"]))
+    return declare(
         config=config,
         sizes=sizes,
         inputs=INPUTS,
         trunk=T5,
         table=parameters,
-        hf={
-            "model": HuggingFace(
-                folder="",
-                architectures={f"{name}ForConditionalGeneration": ()},
-                constants={
-                    "model_type": model_type,
-                    "is_encoder_decoder": True,
-                    "pad_token_id": 0,
-                    "decoder_start_token_id": 0,
-                },
-                fields=FIELDS,
-                settings={
-                    "dropout_rate": "dropout",
-                    "attention_dropout": Converter(
-                        "attention_dropout",
-                        lambda c: c.attention_dropout,
-                        lambda fields: fields.get("attention_dropout", fields["dropout_rate"]),
-                    ),
-                },
-                tied=dict.fromkeys(("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"),
-                trunk="",
-                untied={"lm_head.weight": _NO_SOFTMAX},
-                pair=None,
-                prepare="--tokenizer sentencepiece-unigram --specials t5",
-                otherwise=lambda c, _: ["model.activation=gelu is gelu_new"] * (c.gated and c.activation == "gelu"),
-            )
-        },
         seen=seen,
         attention="self",
         attentions=attentions,
+        architectures={f"{name}ForConditionalGeneration": ()},
+        constants={"model_type": model_type, "is_encoder_decoder": True, **tokens},
+        fields=FIELDS,
+        settings={"dropout_rate": "dropout", "attention_dropout": rate},
+        tied=dict.fromkeys(("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"),
+        untied={"lm_head.weight": _NO_SOFTMAX},
+        pair=None,
+        prepare="--tokenizer sentencepiece-unigram --specials t5",
+        otherwise=lambda c, _: ["model.activation=gelu is gelu_new"] * (c.gated and c.activation == "gelu"),
     )
 
 
@@ -243,7 +217,6 @@ FAMILY = _family(
     "t5",
     "T5",
     {
-        # Not published; trains within minutes on a CPU.
         "tiny": _size(T5Config, 2, 128, 2, 512),
         # Raffel et al. 2020, section 3.7 and the published checkpoints
         "small": _size(T5Config, 6, 512, 8, 2048),
@@ -261,3 +234,4 @@ FAMILY = _family(
 )
 _OF_MT5 = {"tiny": (2, 128, 2, 512)} | _OF_1_1  # the first trains within minutes on a CPU
 MT5 = _family(MT5Config, "mt5", "MT5", {size: _size(MT5Config, *sizes) for size, sizes in _OF_MT5.items()})
+FAMILIES = {"mt5": MT5, "t5": FAMILY}

@@ -10,8 +10,10 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jax import Array
 
-from models.attention.absolute import AbsoluteConfig, AbsoluteEncoderDecoder, PositionedStack, absolute_family
+from models.attention.absolute import AbsoluteConfig, AbsoluteEncoderDecoder, absolute_family
+from models.attention.encoder_decoder import Stack
 from models.attention.relative import sinusoids
+from models.blocks.config import check_even
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,11 +24,10 @@ class TransformerConfig(AbsoluteConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.width % 2:
-            raise ValueError(f"model.width={self.width}: must be even, for sines and cosines")
+        check_even(self)
 
 
-class SinusoidalStack(PositionedStack):
+class SinusoidalStack(Stack):
     """A stack with sinusoidal positions (section 3.5), first the sines, then the cosines."""
 
     def with_positions(self, x: Array, positions: Array | None = None) -> Array:
@@ -49,7 +50,6 @@ FAMILY = absolute_family(
     config=TransformerConfig,
     model_type="marian",
     sizes={
-        # Not published; trains within minutes on a CPU.
         "tiny": TransformerConfig(positions=256, width=128, depth=2, decoder_depth=2, heads=2, feed_forward=512),
         # Vaswani et al. 2017, table 3
         "base": TransformerConfig(),
@@ -63,3 +63,4 @@ FAMILY = absolute_family(
     prepare="--tokenizer sentencepiece-bpe --specials t5",
     assumed={"share_encoder_decoder_embeddings": True},
 )
+FAMILIES = {"transformer": FAMILY}

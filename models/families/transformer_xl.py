@@ -8,21 +8,17 @@ holds `model.safetensors`, with the table's paths as names and layers stacked, a
 
 import dataclasses
 from itertools import pairwise
-from typing import ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
+from models.attention.distances import distance_table
 from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask, remembering
 from models.attention.operands import Biases
-from models.attention.relative import (
-    RelativeAttention,
-    distance_table,
-    sinusoids,
-)
-from models.blocks.checks import check_relative
+from models.attention.relative import RelativeAttention, sinusoids
+from models.blocks.config import RememberingConfig
 from models.blocks.embeddings import padded_vocab, token_table
 from models.blocks.feed_forward import FeedForward
 from models.blocks.heads import tied_logits
@@ -30,8 +26,8 @@ from models.blocks.layer import layer_sizes
 from models.blocks.memory import Memory, empty_memory, remember
 from models.blocks.products import product
 from models.blocks.stack import stack
-from models.blocks.tables import dense_parameters, norm_parameters
-from models.core.family import Converter, Family, HuggingFace, Input, Inputs
+from models.blocks.tables import stacked_parameters
+from models.core.family import Input, Inputs, declare, read_by
 from models.core.noise import dropout, site
 from models.core.parameters import LAYERS, Noise, Parameter, Slot, parameter
 from models.core.program import Program
@@ -42,7 +38,7 @@ PROJECTION_STD = 0.01  # of the clusters' initial projections, as in the origina
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerXLConfig:
+class TransformerXLConfig(RememberingConfig):
     """Sizes and rates of the model."""
 
     vocab_size: int = 267735  # tokens, without padding rows; with cutoffs, numbered by falling frequency
@@ -51,20 +47,16 @@ class TransformerXLConfig:
     heads: int = 10  # attention heads in each layer
     feed_forward: int = 2100  # width inside the feed-forward block
     activation: str = "relu"  # activation function of the feed-forward block
-    dropout: float = 0.1  # dropout rate of embeddings, distances, block outputs, inside the feed-forward block
     attention_dropout: float = 0.0  # dropout rate of attention probabilities
     norm_epsilon: float = 1e-5  # added to the variance in norms
-    init_std: float = 0.02  # standard deviation of the initial weights
     memory: int = 150  # how many earlier tokens are remembered in training
     cutoffs: tuple[int, ...] = (20000, 40000, 200000)
     """First token of each cluster after the first one, ascending; cutoffs beyond the vocabulary have no effect."""
     divisor: int = 1  # each cluster's embeddings are narrower than those of the one before by this factor
     shared_biases: bool = True  # whether all layers have the same u and v
 
-    inner_dropout: ClassVar[bool] = True
-
     def __post_init__(self):
-        check_relative(self)
+        super().__post_init__()
         check_ranges(self, {"divisor": COUNT}, "model.")
         if list(self.cutoffs) != sorted(set(self.cutoffs)) or not all(map(COUNT.holds, self.cutoffs)):
             raise ValueError(f"model.cutoffs={self.cutoffs}: must ascend, each {COUNT.words}")
@@ -254,20 +246,15 @@ def parameters(config: TransformerXLConfig) -> list[Parameter]:
         table += [layer(name, "heads") for name in biases]
     for name in ("query", "key", "value", "position"):
         table.append(layer(f"attention/{name}/kernel", "width", "heads"))
-    table += [
-        layer("attention/output/kernel", "heads", "width"),
-        *norm_parameters("layers/attention/norm", (LAYERS, "width"), {}),
-        *dense_parameters("layers/feed_forward/up", (LAYERS, "width", "feed_forward"), {}),
-        *dense_parameters("layers/feed_forward/down", (LAYERS, "feed_forward", "width"), {}),
-        *norm_parameters("layers/feed_forward/norm", (LAYERS, "width"), {}),
-    ]
+    table.append(layer("attention/output/kernel", "heads", "width"))
+    paths = "attention/norm", "feed_forward/up", "feed_forward/down", "feed_forward/norm"
+    table += stacked_parameters("layers", dict.fromkeys(paths, ""), {})
     return [parameter._replace(hf={"model": Slot(parameter.path)}) for parameter in table]
 
 
-FAMILY = Family(
+FAMILY = declare(
     config=TransformerXLConfig,
     sizes={
-        # Not published; trains within minutes on a CPU.
         "tiny": TransformerXLConfig(
             vocab_size=32000, width=128, depth=2, heads=2, feed_forward=512, memory=64, cutoffs=()
         ),
@@ -280,25 +267,19 @@ FAMILY = Family(
     inputs={"tokens": Input(("length",)), "segments": Input(("length",))},
     trunk=TransformerXL,
     table=parameters,
-    hf={
-        "model": HuggingFace(
-            folder="",
-            architectures={"TransformerXL": ()},
-            constants={"model_type": "transformer-xl"},
-            fields={
-                **{name: name for name in ("vocab_size", "width", "depth", "heads", "feed_forward", "activation")},
-                **{name: name for name in ("norm_epsilon", "divisor", "shared_biases")},
-                "cutoffs": Converter("cutoffs", lambda config: config.cutoffs, lambda fields: tuple(fields["cutoffs"])),
-            },
-            settings={name: name for name in ("dropout", "attention_dropout", "init_std", "memory")},
-            tied={},
-            trunk="",
-            pair=None,
-            prepare="--tokenizer wordlevel",
-        )
+    architectures={"TransformerXL": ()},
+    constants={"model_type": "transformer-xl"},
+    fields={
+        **{name: name for name in ("vocab_size", "width", "depth", "heads", "feed_forward", "activation")},
+        **{name: name for name in ("norm_epsilon", "divisor", "shared_biases")},
+        "cutoffs": read_by("cutoffs", lambda fields: tuple(fields["cutoffs"])),
     },
+    settings={name: name for name in ("dropout", "attention_dropout", "init_std", "memory")},
+    pair=None,
+    prepare="--tokenizer wordlevel",
     attention="relative",
     attentions=lambda config, shape, memory: [
         Attention(shape.length, config.width, config.heads, config.attention_dropout, memory, ranked=True)
     ],
 )
+FAMILIES = {"transformer-xl": FAMILY}

@@ -9,6 +9,7 @@ see what the attention mask that a user passes says, by default all tokens.
 """
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -22,7 +23,8 @@ from models.attention.mask import Mask
 from models.attention.multi_head import attention_of
 from models.attention.patterns.pattern import DENSE
 from models.attention.transformer import CachedTransformerLayer
-from models.blocks.heads import CLASSIFIER, POOLER, TOKENS, bert_heads, task_classes
+from models.blocks.config import sized
+from models.blocks.heads import bert_heads
 from models.blocks.layer import layer_sizes
 from models.blocks.stack import stack
 from models.core.family import Input, Inputs, Shape
@@ -109,22 +111,22 @@ def attentions(config: UniLMConfig, shape: Shape, memory: int) -> list[Attention
     return [attention_of(layer_sizes(config), shape.length, ranked=True)] * (config.depth > 1)
 
 
-def _size(depth: int, width: int) -> UniLMConfig:
-    return UniLMConfig(width=width, depth=depth, heads=width // 64, feed_forward=4 * width)
-
-
-_OF_BERT = encoder_family(
+_size = functools.partial(sized, UniLMConfig)
+FAMILY = encoder_family(
     config=UniLMConfig,
     sizes={
-        "tiny": _size(2, 128),  # not published; trains within minutes on a CPU
+        "tiny": _size(2, 128),
         "base": _size(12, 768),  # the published checkpoints
         "large": _size(24, 1024),  # Dong et al. 2019, section 2.4
     },
-    heads=bert_heads("bert"),
+    heads=bert_heads("bert.pooler.dense"),
     model_type="bert",
     decoder="cls.predictions",
-    architectures={"BertForMaskedLM": (TOKENS,), **task_classes("Bert", POOLER, CLASSIFIER)},
+    classes="Bert",
     constants={"type_vocab_size": TYPES},
     continues={"bert": {}},
+    inputs=INPUTS,
+    trunk=UniLM,
+    attentions=attentions,
 )
-FAMILY = _OF_BERT._replace(inputs=INPUTS, trunk=UniLM, attentions=attentions)
+FAMILIES = {"unilm": FAMILY}

@@ -7,18 +7,19 @@ Hugging Face: XLNetLMHeadModel, and the classes with task heads.
 """
 
 import dataclasses
-from typing import ClassVar
+import functools
 
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from models.attention.distances import distance_table
 from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask, chosen, remembering
 from models.attention.operands import Biases, Types
-from models.attention.relative import RelativeAttention, distance_table, sinusoids
-from models.blocks.checks import check_relative
+from models.attention.relative import RelativeAttention, sinusoids
+from models.blocks.config import RememberingConfig, sized
 from models.blocks.crf import crf_head
 from models.blocks.embeddings import padded_vocab, token_table
 from models.blocks.feed_forward import FeedForward
@@ -28,7 +29,7 @@ from models.blocks.memory import Memory, empty_memory, remember
 from models.blocks.positions import gather_positions
 from models.blocks.stack import stack
 from models.blocks.tables import dense_parameters, norm_parameters, same_dropout
-from models.core.family import Family, HuggingFace, Input, Inputs, Shape
+from models.core.family import Input, Inputs, Shape, declare
 from models.core.noise import dropout, site
 from models.core.parameters import LAYERS, Noise, Parameter, Slot, parameter
 from models.core.program import Program
@@ -36,26 +37,11 @@ from models.core.sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True)
-class XLNetConfig:
+class XLNetConfig(RememberingConfig):
     """Sizes and rates of the model."""
 
     vocab_size: int = 32000  # number of tokens, without padding rows
-    width: int = 768  # hidden size
-    depth: int = 12  # number of layers
-    heads: int = 12  # attention heads in each layer
-    feed_forward: int = 3072  # width inside the feed-forward block
-    activation: str = "gelu"  # activation function of the feed-forward block
-    dropout: float = 0.1  # dropout rate of embeddings, distances, block outputs, inside the feed-forward block
-    attention_dropout: float = 0.1  # dropout rate of attention probabilities
-    norm_epsilon: float = 1e-12  # added to the variance in norms
-    init_std: float = 0.02  # standard deviation of the initial weights
-    memory: int = 384  # how many earlier tokens are remembered in training
     labels: tuple[str, ...] = ()  # classes of a task head
-
-    inner_dropout: ClassVar[bool] = True
-
-    def __post_init__(self):
-        check_relative(self)
 
 
 class XLNetLayer(nn.Module):
@@ -172,10 +158,6 @@ class XLNet(WithHeads):
         read = constrain(hidden.reshape(-1, hidden.shape[-1]), "batch", None)
         return tied_logits(read, self.tokens, self.bias, self.config.vocab_size)
 
-    def __call__(self, inputs: Inputs):
-        """Run the content stream and every head once, for initialisation."""
-        return self.apply_heads(self.encode(inputs))
-
 
 def signed_table(memory: int, length: int, width: int, reversed: Array) -> Array:
     """Return the encodings of the distances memory + length - 1, ..., -length of each row: f32[batch, distances,
@@ -234,14 +216,10 @@ def attentions(config: XLNetConfig, shape: Shape, memory: int) -> list[Attention
     return [Attention(*sizes, chosen=chosen, ranked=True) for chosen in (False, True)]
 
 
-def _size(depth: int, width: int, **changes) -> XLNetConfig:
-    return XLNetConfig(width=width, depth=depth, heads=width // 64, feed_forward=4 * width, **changes)
-
-
-FAMILY = Family(
+_size = functools.partial(sized, XLNetConfig)
+FAMILY = declare(
     config=XLNetConfig,
     sizes={
-        # Not published; train within minutes on a CPU.
         "tiny": _size(2, 128, memory=48),
         "mini": _size(4, 256, memory=48),
         "base": _size(12, 768),  # Yang et al. 2019, appendix A.4 and the published checkpoints
@@ -257,44 +235,40 @@ FAMILY = Family(
         task_head(SPANS, "qa_outputs", features=2, drops=False),
         task_head(CHOICE, "logits_proj", "sequence_summary.summary", "tanh", features=1, summary=True),
     ),
-    hf={
-        "model": HuggingFace(
-            folder="",
-            architectures={
-                "XLNetLMHeadModel": (),
-                "XLNetForSequenceClassification": (CLASSIFIER,),
-                "XLNetForTokenClassification": (TAGGER,),
-                "XLNetForQuestionAnsweringSimple": (SPANS,),
-                "XLNetForMultipleChoice": (CHOICE,),
-            },
-            constants={"model_type": "xlnet", "attn_type": "bi", "clamp_len": -1},
-            fields={
-                "vocab_size": "vocab_size",
-                "d_model": "width",
-                "n_layer": "depth",
-                "n_head": "heads",
-                "d_inner": "feed_forward",
-                "ff_activation": "activation",
-                "layer_norm_eps": "norm_epsilon",
-            },
-            settings={
-                "dropout": "dropout",
-                "summary_last_dropout": same_dropout("dropout"),
-                "initializer_range": "init_std",
-            },
-            tied={"lm_loss.weight": "transformer.word_embedding.weight"},
-            trunk="transformer.",
-            pair="A sep B sep cls",
-            prepare="--tokenizer sentencepiece-unigram --specials xlnet",
-            assumed={
-                "bi_data": False,
-                "summary_type": "last",
-                "summary_use_proj": True,
-                "summary_activation": "tanh",
-            },
-            of_softmax=("lm_loss.bias",),
-        )
+    architectures={
+        "XLNetLMHeadModel": (),
+        "XLNetForSequenceClassification": (CLASSIFIER,),
+        "XLNetForTokenClassification": (TAGGER,),
+        "XLNetForQuestionAnsweringSimple": (SPANS,),
+        "XLNetForMultipleChoice": (CHOICE,),
     },
+    constants={"model_type": "xlnet", "attn_type": "bi", "clamp_len": -1},
+    fields={
+        "vocab_size": "vocab_size",
+        "d_model": "width",
+        "n_layer": "depth",
+        "n_head": "heads",
+        "d_inner": "feed_forward",
+        "ff_activation": "activation",
+        "layer_norm_eps": "norm_epsilon",
+    },
+    settings={
+        "dropout": "dropout",
+        "summary_last_dropout": same_dropout("dropout"),
+        "initializer_range": "init_std",
+    },
+    tied={"lm_loss.weight": "transformer.word_embedding.weight"},
+    prefix="transformer.",
+    pair="A sep B sep cls",
+    prepare="--tokenizer sentencepiece-unigram --specials xlnet",
+    assumed={
+        "bi_data": False,
+        "summary_type": "last",
+        "summary_use_proj": True,
+        "summary_activation": "tanh",
+    },
+    of_softmax=("lm_loss.bias",),
     attention="relative",
     attentions=attentions,
 )
+FAMILIES = {"xlnet": FAMILY}

@@ -137,9 +137,9 @@ class _Tensors:
                 for old, new in LEGACY.items():
                     name = name.replace(old, new)
                 self.found[name] = (handle, stored)
-        if not any(name.startswith(model.trunk) for name in self.found):
+        if not any(name.startswith(model.prefix) for name in self.found):
             bare = lambda name: not (model.beside and name.startswith(model.beside))
-            self.found = {model.trunk * bare(name) + name: place for name, place in self.found.items()}
+            self.found = {model.prefix * bare(name) + name: place for name, place in self.found.items()}
         for target, source in model.tied.items():
             if target in self.found:
                 self.found.setdefault(source, self.found[target])
@@ -184,7 +184,7 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
     named = {head.name for head in family_of(config).heads}
     origins = {name: wanted[name].pieces[0].origin[0] for name in missing}
     heads = [
-        name for name, path in origins.items() if path.partition("/")[0] in named or not name.startswith(model.trunk)
+        name for name, path in origins.items() if path.partition("/")[0] in named or not name.startswith(model.prefix)
     ]
     if lacking := [name for name in missing if not heads_anew or name not in heads]:
         for name in model.untied.keys() & {*lacking}:
@@ -204,7 +204,7 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
     others = [name for name in stored.found if name not in wanted and name not in (*model.tied, *model.zeros)]
     unexpected = [name for name in others if name not in known and not name.endswith(BUFFERS)]
     if heads_anew:
-        unexpected = [name for name in unexpected if name.startswith(model.trunk)]
+        unexpected = [name for name in unexpected if name.startswith(model.prefix)]
     if unexpected:
         raise UserError(
             f"{folder}: has {listed(unexpected)}, which a {needed} does not have; give a folder of that class"
@@ -276,13 +276,8 @@ def to_target(setting: str, params: Mapping[str, np.ndarray], source, target) ->
     for field in ("global_base", "local_base"):
         before, after = (getattr(config, field, None) for config in (source, target))
         if None not in (before, after) and before != after:
-            log.warning(
-                "%s: its weights are used with other rotary positions: %s is %g there and %g here",
-                setting,
-                f"model.{field}",
-                before,
-                after,
-            )
+            message = "%s: its weights are used with other rotary positions: model.%s is %g there and %g here"
+            log.warning(message, setting, field, before, after)
     return _resized(named, target, source, target)
 
 

@@ -13,7 +13,7 @@ from jax import Array
 from data_pipelines.examples.document_stream import counts_with_ends
 from data_pipelines.examples.next_tokens import InputTarget, PackedDocuments, StridedDocuments, delimiter_token
 from models.core.parameters import Params
-from models.core.ranges import NOT_NEGATIVE, check_ranges
+from models.core.ranges import NOT_NEGATIVE, check_choices, check_ranges
 from pretrain.objectives.blocked_softmax import softmax_sums
 from pretrain.objectives.objective import Batch, Moment, Objective, Term, inputs_of
 from pretrain.objectives.protocols import CausalDecoder
@@ -82,9 +82,7 @@ class NextTokenPrediction(Objective):
 
     def __post_init__(self):
         check_ranges(self, dict.fromkeys(("z_loss", "auxiliary"), NOT_NEGATIVE), "objective.")
-        for field, allowed in {"layout": (DOCUMENTS, INPUT_TARGET), "predict": (ALL, TARGET)}.items():
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"objective.{field}={getattr(self, field)!r}: use one of {', '.join(allowed)}")
+        check_choices(self, {"layout": (DOCUMENTS, INPUT_TARGET), "predict": (ALL, TARGET)}, "objective.")
         if self.layout == DOCUMENTS and self.predict == TARGET:
             raise ValueError(f"objective.predict={TARGET!r}: needs objective.layout={INPUT_TARGET}; add it")
         if self.layout == INPUT_TARGET and (self.separate or self.restart):

@@ -15,7 +15,7 @@ from data_pipelines.examples.document_stream import counts_with_ends, end_token
 from data_pipelines.examples.span_corruption import Corruption, SpanCorruption, sentinels
 from data_pipelines.examples.text_to_text import END, PAD, Halves, Pairs, opening, start_token
 from models.core.program import Program
-from models.core.ranges import COUNT, NOT_NEGATIVE, RATE, check_ranges
+from models.core.ranges import COUNT, NOT_NEGATIVE, RATE, check_choices, check_ranges
 from models.families.registry import family_of
 from pretrain.objectives.next_token_prediction import INPUT_TARGET, next_token_terms
 from pretrain.objectives.objective import Objective, Phase
@@ -61,9 +61,7 @@ class SequenceToSequence(Objective):
 
     def __post_init__(self):
         check_ranges(self, {"z_loss": NOT_NEGATIVE, "label_smoothing": RATE}, "objective.")
-        for field, allowed in {"layout": LAYOUTS, "start": (PAD, END)}.items():
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"objective.{field}={getattr(self, field)!r}: use one of {', '.join(allowed)}")
+        check_choices(self, {"layout": LAYOUTS, "start": (PAD, END)}, "objective.")
         read = {
             "corruption": (self.corruption == Corruption(), (SPANS,)),
             "noises": (self.noises == Noises(), (DENOISING,)),

@@ -151,13 +151,8 @@ class Checkpoints:
                 target = self.folder / f"{step}.damaged"
                 remove_folder(target)  # from an earlier accident
                 (self.folder / str(step)).rename(target)
-                log.warning(
-                    "checkpoint of step %d is damaged (%s): renamed to %s, resuming from step %d",
-                    step,
-                    reason,
-                    target.name,
-                    good,
-                )
+                message = "checkpoint of step %d is damaged (%s): renamed to %s, resuming from step %d"
+                log.warning(message, step, reason, target.name, good)
 
         from_first("setting damaged checkpoints aside", rename)
         self._manager.reload()

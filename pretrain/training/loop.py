@@ -1,6 +1,5 @@
 """The training loop: phases, steps, metrics, evaluations, checkpoints, and the end of a run."""
 
-import datetime
 import os
 import tempfile
 import time
@@ -266,7 +265,6 @@ class Meter:
         return figures
 
     def _speed(self, seconds: float, tasks: Sequence[str], step: int) -> dict[str, float]:
-        left = datetime.timedelta(seconds=round(seconds * (self.run.recipe.steps - step)))
         stage = self.stages[tasks[0]]
         of_tasks = [self.stages[task].task for task in tasks]
         flops = _mean(model_flops(self.run.recipe, stage.phase, task) for task in of_tasks)
@@ -275,7 +273,7 @@ class Meter:
             "step_ms": 1000 * seconds,
             "tokens_per_s": tokens / seconds,
             "model_tflops_per_s": flops / seconds / 1e12,
-            "seconds_left": left.total_seconds(),
+            "seconds_left": float(round(seconds * (self.run.recipe.steps - step))),
         }
         device = self.run.mesh.devices.flat[0]
         if peak := peak_flops(device.device_kind):

@@ -196,12 +196,9 @@ class Opened(NamedTuple):
             return  # sinusoids need no training
         longest = max(phase.length for phase in self.recipe.phases[: self.run.phase + 1])
         if longest < length <= getattr(self.recipe.model, "positions", 0):
-            log.warning(
-                "this run trained on rows of at most %s tokens: the model's positions %s to %s are untrained",
-                f"{longest:,}",
-                f"{longest:,}",
-                f"{length - 1:,}",
-            )
+            first, last = f"{longest:,}", f"{length - 1:,}"
+            message = "this run trained on rows of at most %s tokens: the model's positions %s to %s are untrained"
+            log.warning(message, first, first, last)
 
 
 def open_model(
@@ -254,11 +251,8 @@ def best_steps(directory: RunDirectory, name: str) -> list[int]:
             f"--best {name}: no checkpoint of {directory.path} was evaluated; give --step with one of {steps}"
         )
     if ever[name] != kept[name]:
-        log.warning(
-            "--best %s: the lowest loss was at step %d, whose checkpoint was not kept (see --keep-best); reading the "
-            "best one kept, of step %d",
-            *(name, ever[name], kept[name]),
-        )
+        message = "--best %s: the lowest loss was at step %d, whose checkpoint was not kept (see --keep-best); "
+        log.warning(message + "reading the best one kept, of step %d", name, ever[name], kept[name])
     ranked = []
     while left := best(recipe, evaluations, {*steps} - {*ranked}).get(name):
         ranked.append(left)

@@ -224,7 +224,7 @@ def test_a_head_is_that_of_transformers_class(family, head, tmp_path, tokenizers
     "family", ["albert", "bart", "bigbird", "deberta-v2", "electra-encoder", "gpt2", "roberta", "xlnet"]
 )
 def test_a_head_has_dropout_where_transformers_class_has_it(family, monkeypatch):
-    trunk = FAMILIES[family].hf["model"].trunk
+    trunk = FAMILIES[family].hf["model"].prefix
     for head in TASKS[family][1]:
         theirs, ours, (same, made) = [], [], model_for(family, head)
         config = dataclasses.replace(same, dropout=0.3)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
-from models.attention import disentangled
+from models.attention import disentangled, distances
 from models.attention.disentangled import Buckets, Context, attend_chosen, attend_row, bucket_of, reached
 from models.attention.mask import Mask
 from models.blocks.heads import CLASSIFIER, TOKENS
@@ -129,7 +129,8 @@ def test_buckets_have_dropout_for_each_row(monkeypatch):
     model = FAMILIES["deberta-v2"].module(config, Program())
     noisy = lambda params: model.apply({"params": params}, batch, cases.noise(cases.ROWS), method="encode")
     shapes = parameter_shapes(config, ())
-    monkeypatch.setattr(disentangled, "dropout", record)
+    for module in (disentangled, distances):
+        monkeypatch.setattr(module, "dropout", record)
     jax.eval_shape(noisy, shapes)
     rows, width = reached(cases.LENGTH, Buckets(config.buckets, config.furthest)), config.width
     table = (cases.ROWS, rows.stop - rows.start, width)

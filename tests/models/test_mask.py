@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from models.attention import global_tokens
-from models.attention.global_tokens import GlobalWeights
 from models.attention.kernels.cudnn import cudnn
 from models.attention.kernels.table import KERNELS, require
 from models.attention.mask import Mask, chosen, remembering, visible
 from models.attention.multi_head import MultiHeadAttention
+from models.attention.operands import Projections
 from models.attention.plain import attention
 from models.attention.transformer import TransformerLayer
 from models.blocks.dense import Affine
@@ -146,7 +146,7 @@ def test_a_prefix_is_read_or_refused(anywhere):
 def test_a_query_of_another_row_that_sees_nothing_gives_zeros_and_takes_no_gradient(form, anywhere):
     mask = Mask(jnp.array([[1, 1, 0]]), queries=jnp.array([[1, 2]]))
     queries, x = jnp.ones((1, 2, 2, 4)), jnp.arange(24.0).reshape(1, 3, 8)
-    weights = GlobalWeights(*[Affine(jnp.eye(8), jnp.ones(8))] * 3)
+    weights = Projections(*[Affine(jnp.eye(8), jnp.ones(8))] * 4)
 
     def mixed(queries, x):
         keys = x.reshape(1, 3, 2, 4)

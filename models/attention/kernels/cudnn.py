@@ -8,7 +8,7 @@ loops over layers in reverse, it would not even see the noise of the forward pas
 import jax
 from jax import Array
 
-from models.attention.kernels.kernel import Attention, Kernel, cuts, of_bias, of_dropout, of_heads, of_length
+from models.attention.kernels.kernel import Attention, Kernel, of_bias, of_cut, of_dropout, of_heads, of_length
 from models.attention.layouts import HEADS_APART, Mixing
 from models.attention.mask import Mask, only_of_seen, visible
 from models.core.parameters import Noise
@@ -25,13 +25,11 @@ def cudnn(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float = 0.0
 
 
 def _obstacles(attention: Attention) -> list[str]:
-    head_dim, (cut, _) = attention.width // attention.heads, cuts(attention)
+    head_dim = attention.width // attention.heads
     obstacles = of_bias(attention) + of_dropout(attention) + of_length(attention)
     if head_dim % 8 or head_dim > 128:
         obstacles.append(f"{of_heads(attention)} have {head_dim} numbers each: choose a multiple of 8 up to 128")
-    if cut > 1:
-        obstacles.append(f"--mesh sequence={cut} cuts rows: leave sequence out")
-    return obstacles
+    return obstacles + of_cut(attention)
 
 
 KERNEL = Kernel("cudnn", "self", ("gpu",), _obstacles, lambda attention: Mixing(HEADS_APART, cudnn))

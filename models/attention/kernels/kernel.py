@@ -85,6 +85,12 @@ def of_length(attention: Attention) -> list[str]:
     return [f"{name}={n}: choose a multiple of {LANES}" for name, n in lengths(attention).items() if n % LANES]
 
 
+def of_cut(attention: Attention) -> list[str]:
+    """Return the obstacle of a kernel that needs whole rows."""
+    cut, _ = cuts(attention)
+    return [f"--mesh sequence={cut} cuts rows: leave sequence out"] if cut > 1 else []
+
+
 def of_heads(attention: Attention) -> str:
     """Return the settings that determine the size of heads, for messages."""
     part = f"model.{attention.part}." if attention.part else "model."

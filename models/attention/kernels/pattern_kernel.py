@@ -18,7 +18,7 @@ from models.attention.kernels.block_attention import (
     filled_up,
     memory,
 )
-from models.attention.kernels.kernel import Attention, Kernel, cuts, of_bias, of_heads
+from models.attention.kernels.kernel import Attention, Kernel, cuts, of_bias, of_cut, of_heads, of_ranks
 from models.attention.layouts import HEADS_BESIDE, LANES, Mixing
 from models.attention.mask import Mask, chosen, is_global, visible
 from models.attention.patterns.blocks import Blocks
@@ -180,7 +180,7 @@ def _obstacles(attention: Attention) -> list[str]:
     blocks, width, heads = attention.blocks, attention.width, attention.heads
     if attention.biased:
         return of_bias(attention)
-    (cut, shared), obstacles, fill = cuts(attention), [], f"do not fill blocks of {LANES}"
+    (_, shared), obstacles, fill = cuts(attention), [], f"do not fill blocks of {LANES}"
     if width % LANES or LANES % (width // heads):
         return [f"{of_heads(attention)} {fill}"]
     if width // shared % LANES:
@@ -188,10 +188,7 @@ def _obstacles(attention: Attention) -> list[str]:
     whole = max(width // heads, _PACKED)  # so that a group's queries fill whole lanes
     if blocks.block % whole:
         obstacles.append(f"model.pattern.block={blocks.block}: choose a multiple of {whole}")
-    if attention.ranked:
-        obstacles.append("the mask has ranks, a prefix or an order, which it does not read")
-    if cut > 1:
-        obstacles.append(f"--mesh sequence={cut} cuts rows: leave sequence out")
+    obstacles += of_ranks(attention) + of_cut(attention)
     keys = (len(blocks.offsets) + len(blocks.columns) + blocks.drawn[-1]) * blocks.block
     length = filled_up(-(-attention.length // blocks.block)) * blocks.block
     if memory(length, keys, blocks.block, width // heads) > _vector_memory():

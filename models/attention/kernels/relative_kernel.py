@@ -16,7 +16,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from models.attention.kernels.kernel import Attention, Kernel, cuts, of_heads, of_length
+from models.attention.kernels.kernel import Attention, Kernel, cuts, of_cut, of_heads, of_length
 from models.attention.kernels.lanes import across, along, iota, only
 from models.attention.layouts import HEADS_BESIDE, LANES, Mixing
 from models.attention.mask import Mask
@@ -405,7 +405,7 @@ def _rows(head: int, setting: Setting) -> slice:
 
 def _obstacles(attention: Attention) -> list[str]:
     length, memory, width, heads = attention.length, attention.memory, attention.width, attention.heads
-    (cut, shared), obstacles = cuts(attention), of_length(attention)
+    (_, shared), obstacles = cuts(attention), of_length(attention)
     if attention.causal:
         obstacles.append("the mask has causal=True, which it does not read: express it by ranks and thresholds only")
     elif not attention.ranked:
@@ -421,9 +421,7 @@ def _obstacles(attention: Attention) -> list[str]:
         obstacles.append(f"{of_heads(attention)} do not fill blocks of {LANES}")
     elif width // shared % LANES:
         obstacles.append(f"--mesh tensor={shared} cuts {of_heads(attention)}: its parts do not fill blocks of {LANES}")
-    if cut > 1:
-        obstacles.append(f"--mesh sequence={cut} cuts rows: leave sequence out")
-    return obstacles
+    return obstacles + of_cut(attention)
 
 
 KERNEL = Kernel("relative", "relative", ("tpu",), _obstacles, lambda attention: Mixing(HEADS_BESIDE, by_kernel))

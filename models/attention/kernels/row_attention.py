@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from models.attention.distances import shift
-from models.attention.kernels.kernel import Attention, cuts, lengths, of_heads, of_length
+from models.attention.kernels.kernel import Attention, cuts, lengths, of_cut, of_heads, of_length
 from models.attention.kernels.lanes import across, along, iota, only
 from models.attention.layouts import INTERLEAVED, LANES, Mixing
 from models.attention.mask import Mask
@@ -71,16 +71,14 @@ class Operands(NamedTuple):
 
 def obstacles(attention: Attention) -> list[str]:
     """Return the reasons why the kernel cannot compute rows within segments, as the mesh cuts them."""
-    (_, width, heads), (cut, shared) = attention[:3], cuts(attention)
+    (_, width, heads), (_, shared) = attention[:3], cuts(attention)
     found = [] if attention.whole else of_length(attention)  # the kernel itself pads a decoder's rows
     found += [f"{name}={n}: choose at most {LONGEST}" for name, n in lengths(attention).items() if n > LONGEST]
     if width / heads not in HEAD_DIMS:
         found.append(f"{of_heads(attention)} have {width // heads} numbers each: choose 32, 64 or 128")
     elif shared > 1 and width // shared % LANES:
         found.append(f"--mesh tensor={shared} cuts {of_heads(attention)}: its parts do not fill blocks of {LANES}")
-    if cut > 1:
-        found.append(f"--mesh sequence={cut} cuts rows: leave sequence out")
-    return found
+    return found + of_cut(attention)
 
 
 def fits(attention: Attention) -> bool:

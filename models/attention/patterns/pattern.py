@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from models.attention.patterns import bigbird, longformer, sparse_transformer
 from models.attention.patterns.blocks import Blocks, earlier
-from models.core.ranges import COUNT, COUNT_OR_NONE, SEED, check_ranges
+from models.core.ranges import COUNT, COUNT_OR_NONE, SEED, check_choices, check_ranges
 from models.core.sharding import parts_of
 
 DENSE = "dense"
@@ -42,8 +42,7 @@ class Pattern:
     summary: int = 1  # fixed: blocks at the end of each part, which all queries see
 
     def __post_init__(self):
-        if self.name not in (DENSE, *PATTERNS):
-            raise ValueError(f"model.pattern.name={self.name!r}: use one of {', '.join((DENSE, *PATTERNS))}")
+        check_choices(self, {"name": (DENSE, *PATTERNS)}, "model.pattern.")
         check_ranges(self, RANGES, "model.pattern.")
         for field in ("windows", "dilations"):
             values = getattr(self, field)
