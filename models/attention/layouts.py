@@ -10,13 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from models.attention.operands import Projections
+from models.attention.operands import LANES, Projections
 from models.attention.rotary import Turns, turned
 from models.blocks.dense import Affine, add_bias, affine
 from models.blocks.products import contraction, product
 from models.core.program import kept
-
-LANES = 128  # numbers in a TPU register's row
 
 
 class Layout(NamedTuple):

@@ -6,6 +6,8 @@ from jax import Array
 
 from models.blocks.dense import Affine
 
+LANES = 128  # numbers in a TPU register's row
+
 
 class Projections(NamedTuple):
     """A layer's projections [width, heads * head_dim], heads side by side; output is [heads * head_dim, width]."""

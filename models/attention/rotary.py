@@ -5,11 +5,15 @@ As in Hugging Face, the pairs of numbers that turn together are the halves of a 
 2.
 """
 
+import functools
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+
+from models.attention.operands import LANES
 
 
 class Turns(NamedTuple):
@@ -38,15 +42,38 @@ def turned(x: Array, turns: Turns, head_dim: int | None = None) -> Array:
 
     turns: arrays that broadcast to x; of one head they serve all.   head_dim: by default that of the turns.
     """
-    wide, head_dim = x.astype(jnp.float32), head_dim or turns.cosines.shape[-1]
     cosines, sines = (jnp.tile(array, x.shape[-1] // array.shape[-1]) for array in turns)
-    return (wide * cosines + _exchanged(wide, head_dim) * sines).astype(x.dtype)
+    return _turned(x, cosines, sines, head_dim or turns.cosines.shape[-1])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _turned(x: Array, cosines: Array, sines: Array, head_dim: int) -> Array:
+    other = _exchanged(x, head_dim).astype(jnp.float32)
+    return (x.astype(jnp.float32) * cosines + other * sines).astype(x.dtype)
+
+
+def _forward(x, cosines, sines, head_dim):
+    return _turned(x, cosines, sines, head_dim), (cosines, sines)
+
+
+def _backward(head_dim, turns, gradient):
+    cosines, sines = turns
+    return _turned(gradient, cosines, -sines, head_dim), None, None  # turned back
+
+
+_turned.defvjp(_forward, _backward)
 
 
 def _exchanged(x: Array, head_dim: int) -> Array:
-    """Exchange the halves of each head."""
-    half = head_dim // 2
-    if x.shape[-1] == head_dim:
+    """Exchange the halves of each head. XLA:TPU moves lanes slowly; in bfloat16 a product with ones and zeros, which is
+    exact, does it on the matrix unit."""
+    half, width = head_dim // 2, x.shape[-1]
+    if x.dtype == jnp.bfloat16 and width % LANES == 0 and LANES % head_dim == 0:
+        places = np.arange(LANES)
+        swap = jnp.asarray(places[:, None] == places // head_dim * head_dim + (places + half) % head_dim, x.dtype)
+        blocks = x.reshape(*x.shape[:-1], width // LANES, LANES)
+        return jnp.einsum("...l,lm->...m", blocks, swap).reshape(x.shape)
+    if width == head_dim:
         return jnp.roll(x, half, -1)
-    is_first = jnp.arange(x.shape[-1]) % head_dim < half
+    is_first = jnp.arange(width) % head_dim < half
     return jnp.where(is_first, jnp.roll(x, -half, -1), jnp.roll(x, half, -1))

@@ -21,7 +21,7 @@ from models.attention.operands import Projections
 from models.attention.patterns.pattern import Pattern
 from models.attention.plain import PLAIN
 from models.attention.plain import attention as dense
-from models.attention.rotary import turns_of
+from models.attention.rotary import turned, turns_of
 from models.blocks.dense import Affine
 from models.blocks.positions import gather_positions
 from models.families.modernbert import ModernBertConfig, ModernBertDecoderConfig
@@ -49,6 +49,25 @@ def test_queries_and_keys_turn_as_in_transformers():
         np.testing.assert_allclose(ours, theirs.transpose(1, 2), atol=2e-3 if positions.max() > 8e3 else 1e-3)
         np.testing.assert_allclose(ours[:, :3], theirs.transpose(1, 2)[:, :3], atol=1e-6)
     assert found[2] is q
+
+
+@pytest.mark.parametrize("width", [256, 96], ids=["whole registers", "parts of one"])
+def test_bfloat16_turns_as_float32_does_up_to_its_rounding(width):
+    """A product exchanges the halves of a head where registers are full."""
+    rng, head_dim = np.random.default_rng(0), 32
+    x, g = jnp.asarray(rng.normal(size=(2, ROWS, 5, width)), jnp.bfloat16)
+    turns = turns_of(jnp.arange(5)[None], head_dim, 10.0)
+    found, back = jax.vjp(lambda x: turned(x, turns, head_dim), x)
+    wide, wide_back = jax.vjp(lambda x: _by_definition(x, turns, head_dim), x.astype(jnp.float32))
+    for one, other in [(found, wide), (back(g)[0], wide_back(g.astype(jnp.float32))[0])]:
+        assert one.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(one, other.astype(jnp.bfloat16))
+
+
+def _by_definition(x, turns, head_dim):
+    heads = x.reshape(*x.shape[:-1], -1, head_dim)
+    cosines, sines = (array[..., None, :] for array in turns)
+    return (heads * cosines + jnp.roll(heads, head_dim // 2, -1) * sines).reshape(x.shape)
 
 
 def draw(*shape):

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from models.attention.kernels.lanes import across, along, iota, only
-from models.attention.layouts import LANES
+from models.attention.operands import LANES
 from models.core import noise as counted
 from models.core.program import kept
 

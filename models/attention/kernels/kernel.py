@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from models.attention.layouts import LANES, Mixing
+from models.attention.layouts import Mixing
+from models.attention.operands import LANES
 from models.attention.patterns.blocks import Blocks
 from models.core.sharding import parts_of
 

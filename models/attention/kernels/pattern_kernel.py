@@ -19,8 +19,9 @@ from models.attention.kernels.block_attention import (
     memory,
 )
 from models.attention.kernels.kernel import Attention, Kernel, cuts, of_bias, of_cut, of_heads, of_ranks
-from models.attention.layouts import HEADS_BESIDE, LANES, Mixing
+from models.attention.layouts import HEADS_BESIDE, Mixing
 from models.attention.mask import Mask, chosen, is_global, visible
+from models.attention.operands import LANES
 from models.attention.patterns.blocks import Blocks
 from models.blocks.positions import gather_positions, put_positions
 from models.core import noise as counted

@@ -18,9 +18,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from models.attention.kernels.kernel import Attention, Kernel, cuts, of_cut, of_heads, of_length
 from models.attention.kernels.lanes import across, along, iota, only
-from models.attention.layouts import HEADS_BESIDE, LANES, Mixing
+from models.attention.layouts import HEADS_BESIDE, Mixing
 from models.attention.mask import Mask
-from models.attention.operands import Biases, Context, Types
+from models.attention.operands import LANES, Biases, Context, Types
 from models.core import noise as counted
 from models.core.noise import ahead
 from models.core.parameters import Noise

@@ -22,8 +22,9 @@ from jax.experimental.pallas import tpu as pltpu
 from models.attention.distances import shift
 from models.attention.kernels.kernel import Attention, cuts, lengths, of_cut, of_heads, of_length
 from models.attention.kernels.lanes import across, along, iota, only
-from models.attention.layouts import INTERLEAVED, LANES, Mixing
+from models.attention.layouts import INTERLEAVED, Mixing
 from models.attention.mask import Mask
+from models.attention.operands import LANES
 from models.core import noise as counted
 from models.core.parameters import Noise
 from models.core.program import kept

@@ -8,8 +8,9 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 
 from models.attention.kernels import row_attention
 from models.attention.kernels.kernel import Attention, Kernel, cuts, of_bias, of_dropout, of_length, of_ranks
-from models.attention.layouts import HEADS_FIRST, LANES, Mixing
+from models.attention.layouts import HEADS_FIRST, Mixing
 from models.attention.mask import Mask
+from models.attention.operands import LANES
 from models.core.parameters import Noise
 from models.core.program import KEPT
 from models.core.sharding import current_rules
