@@ -80,7 +80,9 @@ class EncoderConfig:
 
 
 class Encoder(WithHeads):
-    """Embeddings and layers."""
+    """Embeddings and layers.   layer: their class, called with config and program, if not `TransformerLayer`."""
+
+    layer: ClassVar[type[nn.Module] | None] = None
 
     def setup(self):
         super().setup()
@@ -99,7 +101,8 @@ class Encoder(WithHeads):
         others.
         """
         embedded, mask = self.embeddings(inputs), self.mask(inputs)
-        return encode(self, self.config, embedded, mask, noise, self.program, slots)
+        layer = self.layer and self.layer(self.config, self.program, parent=None)
+        return encode(self, self.config, embedded, mask, noise, self.program, slots, layer)
 
     def __call__(self, inputs: Inputs):
         """Run every part once, for initialisation."""
