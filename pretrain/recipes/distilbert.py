@@ -1,12 +1,12 @@
 """DistilBERT: masked tokens, and what BERT makes of them, by half of its layers.
 
 Sanh et al. 2019 (arXiv:1910.01108), sections 2 and 3: the student begins with every other layer of BERT-base and learns
-from the masked tokens, the teacher's probabilities and the direction of its hidden states. Batches of up to 4,000 rows,
-masks drawn anew each time, no next-sentence prediction, BERT's text. The sum of the three losses and the temperature, 8,
-are those of a textbook (Che et al. 2021, section 8.3.1); the authors' code has weights 2, 5 and 1 and temperature 2 as
-an example. Defaults of their code: Adam with rate 5e-4, epsilon 1e-6 and no decay, gradients clipped at 5, 5% of the
-steps as warm-up, linear decay, three epochs, here of BERT's 3.3 billion words in rows of 512. Original hardware: 8 V100
-of 16 GB, 90 hours. Expect on GLUE dev: 77.0, of BERT-base's 79.5.
+from the masked tokens, the teacher's probabilities and the direction of its hidden states. Batches of up to 4,000
+rows, masks drawn anew each time, no next-sentence prediction, BERT's text. The plain sum of the three losses and the
+temperature of 8 are those of a textbook (Che et al. 2021, section 8.3.1); an example of the authors' code has weights
+2, 5 and 1 and a temperature of 2. Defaults of that code: Adam with rate 5e-4, epsilon 1e-6 and no decay, gradients
+clipped at 5, 5% of the steps as warm-up, linear decay, three epochs, here of BERT's 3.3 billion words in rows of 512.
+Original hardware: 8 V100 of 16 GB, 90 hours. Expect on GLUE dev: 77.0, of BERT-base's 79.5.
 
     python -m pretrain run distilbert-base --teacher BERT --corpus CORPUS --workdir RUN
 """
