@@ -26,6 +26,7 @@ PARAMETER_AXES: Mapping[str, tuple[str, ...]] = {
     "type": (),
     "label": (),
     "width": ("fsdp",),
+    "inner": ("fsdp",),
     "heads": ("tensor",),
     "feed_forward": ("tensor",),
 }

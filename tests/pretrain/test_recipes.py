@@ -42,7 +42,8 @@ NUMBERS |= {"decoder_depth": 1, "source_depth": 1, "generator_depth": 1, "head_d
 def shrunk(recipe):
     """The recipe with a tiny model: its phases, objective and optimiser as they are."""
     towers = {"discriminator": Tower(**SMALL), "generator": Tower(16, 1, 1, 32), "embedding": 32}
-    sizes = towers if hasattr(recipe.model, "discriminator") else SMALL
+    narrow = {"embedding": 32} if "embedding" in vars(recipe.model) else {}
+    sizes = towers if hasattr(recipe.model, "discriminator") else SMALL | narrow
     return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, vocab_size=300, **sizes))
 
 
