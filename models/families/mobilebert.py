@@ -153,14 +153,14 @@ def parameters(config: MobileBertConfig) -> list[Parameter]:
     """Return the parameter table of the trunk."""
     keys, values = READS[config.reads]
     layer = [  # parameter, its name in Hugging Face's layer, axes of its kernel or scale
-        ("narrow", "bottleneck.input.dense", "width", None),
+        ("narrow", "bottleneck.input.dense", "width", "bottleneck"),
         ("narrow_norm", "bottleneck.input.LayerNorm", "inner"),
         ("attention/query", "attention.self.query", keys, "heads"),
         ("attention/key", "attention.self.key", keys, "heads"),
         ("attention/value", "attention.self.value", values, "heads"),
         ("attention/output", "attention.output.dense", "heads", "inner"),
         ("attention/norm", "attention.output.LayerNorm", "inner"),
-        ("widen", "output.bottleneck.dense", None, "width"),
+        ("widen", "output.bottleneck.dense", "bottleneck", "width"),
         ("norm", "output.bottleneck.LayerNorm", "width"),
     ]
     for number in range(config.stacked):
@@ -170,7 +170,7 @@ def parameters(config: MobileBertConfig) -> list[Parameter]:
         layer += [(f"{path}/norm", f"{name}output.LayerNorm", "inner")]
     if config.reads == SHARED:
         name = "bottleneck.attention"
-        layer += [("shared", f"{name}.dense", "width", None), ("shared_norm", f"{name}.LayerNorm", "inner")]
+        layer += [("shared", f"{name}.dense", "width", "bottleneck"), ("shared_norm", f"{name}.LayerNorm", "inner")]
     tokens, *others = embedding_parameters("embeddings", {"model": "mobilebert.embeddings."})
     wide = lambda axes: tuple("width" if axis == "embedding" else axis for axis in axes)
     table = [tokens, *(row._replace(axes=wide(row.axes)) for row in others)]
