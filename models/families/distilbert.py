@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from models.attention.encoder import INPUTS, EncoderConfig, encoder_family
 from models.blocks import tables
-from models.blocks.checks import check_encoder
+from models.blocks.config import TrunkConfig, sized
 from models.blocks.embeddings import Term
-from models.blocks.heads import CHOICE, CLASSIFIER, SPANS, TOKENS, WORD_HEADS, task_classes, task_head, token_head
-from models.core.parameters import LAYERS, Parameter
+from models.blocks.heads import CHOICE, CLASSIFIER, SPANS, TOKENS, WORD_HEADS, task_head, token_head
+from models.core.parameters import Parameter
 from models.core.ranges import COUNT, check_ranges
 
 
@@ -26,7 +26,7 @@ class DistilBertConfig(EncoderConfig):
 
     def __post_init__(self):
         check_ranges(self, {"positions": COUNT}, "model.")
-        check_encoder(self)
+        TrunkConfig.__post_init__(self)
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -34,22 +34,21 @@ class DistilBertConfig(EncoderConfig):
         return (Term("positions", self.positions, "positions", by_place=True),)
 
 
+_LAYER = {  # parameter -> its name in Hugging Face's layer
+    **{f"attention/{name}": f"attention.{name[0]}_lin" for name in tables.PRODUCTS},
+    "attention/output": "attention.out_lin",
+    "attention/norm": "sa_layer_norm",
+    "feed_forward/up": "ffn.lin1",
+    "feed_forward/down": "ffn.lin2",
+    "feed_forward/norm": "output_layer_norm",
+}
+
+
 def parameters(config: DistilBertConfig) -> list[Parameter]:
     """Return the parameter table of the trunk."""
-    layer = [  # parameter, its name in Hugging Face's layer, axes of its kernel or scale
-        *((f"attention/{name}", f"attention.{name[0]}_lin", "width", "heads") for name in ("query", "key", "value")),
-        ("attention/output", "attention.out_lin", "heads", "width"),
-        ("attention/norm", "sa_layer_norm", "width"),
-        ("feed_forward/up", "ffn.lin1", "width", "feed_forward"),
-        ("feed_forward/down", "ffn.lin2", "feed_forward", "width"),
-        ("feed_forward/norm", "output_layer_norm", "width"),
-    ]
     table = tables.embedding_parameters("embeddings", {"model": "distilbert.embeddings."})
     table = [row for row in table if row.path != "embeddings/types"]
-    for path, name, *axes in layer:
-        make = tables.dense_parameters if len(axes) == 2 else tables.norm_parameters
-        table += make(f"layers/{path}", (LAYERS, *axes), {"model": f"distilbert.transformer.layer.{{layer}}.{name}"})
-    return table
+    return table + tables.stacked_parameters("layers", _LAYER, {"model": "distilbert.transformer.layer.{layer}"})
 
 
 _TOKENS = tables.token_head_parameters(TOKENS, "vocab_transform", "vocab_layer_norm", "vocab_projector.bias")
@@ -61,28 +60,23 @@ _PRE = {"dense": "pre_classifier", "between": "relu", "summary": True}
 _FAMILY = encoder_family(
     config=DistilBertConfig,
     sizes={
-        "tiny": DistilBertConfig(width=128, depth=2, heads=2, feed_forward=512),  # not published
+        "tiny": sized(DistilBertConfig, 2, 128),
         "base": DistilBertConfig(),  # Sanh et al. 2019, section 3
     },
     table=parameters,
+    inputs={name: INPUTS[name] for name in ("tokens", "segments", "globals")},
     heads=(
         dataclasses.replace(token_head(""), parameters=tuple(_TOKENS)),
         task_head(CLASSIFIER, "classifier", **_PRE),
-        *(task_head(SPANS, "qa_outputs", features=2) if head.name == SPANS else head for head in WORD_HEADS),
+        *WORD_HEADS[:-1],
+        task_head(SPANS, "qa_outputs", features=2),
         task_head(CHOICE, "classifier", features=1, **_PRE),
     ),
-    architectures={
-        "DistilBertForMaskedLM": (TOKENS,),
-        **task_classes("DistilBert", CLASSIFIER),
-        "DistilBertForMultipleChoice": (CHOICE,),
-    },
+    classes="DistilBert",
     model_type="distilbert",
+    tied={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
     assumed={"sinusoidal_pos_embds": False},
     continues={"bert": {}},
 )
-_HF = _FAMILY.hf["model"]._replace(
-    fields=_FIELDS,
-    settings=_SETTINGS,
-    tied={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
-)
-FAMILY = _FAMILY._replace(inputs={name: INPUTS[name] for name in ("tokens", "segments", "globals")}, hf={"model": _HF})
+FAMILY = _FAMILY._replace(hf={"model": _FAMILY.hf["model"]._replace(fields=_FIELDS, settings=_SETTINGS)})
+FAMILIES = {"distilbert": FAMILY}

@@ -24,7 +24,7 @@ from models.blocks import heads as of_blocks
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings, token_rows, token_table
 from models.blocks.feed_forward import FeedForward
-from models.blocks.heads import CHOICE, CLASSIFIER, PAIR, POOLER, TOKENS
+from models.blocks.heads import TOKENS
 from models.blocks.layer import layer_sizes
 from models.blocks.norm import Norm
 from models.blocks.positions import gather_positions
@@ -33,7 +33,7 @@ from models.core.family import Converter, Inputs, dense_there
 from models.core.noise import dropout, site
 from models.core.parameters import LAYERS, Noise, Parameter, Slot
 from models.core.program import Program
-from models.core.ranges import COUNT, check_ranges
+from models.core.ranges import COUNT, check_choices, check_ranges
 from models.core.sharding import constrain
 
 # What attention reads: queries and keys a bottleneck of their own, and values the hidden states; all the layer's
@@ -63,9 +63,7 @@ class MobileBertConfig(EncoderConfig):
     def __post_init__(self):
         super().__post_init__()
         check_ranges(self, dict.fromkeys(("embedding", "bottleneck", "stacked"), COUNT), "model.")
-        for field, known in {"reads": READS, "norm": NORMS}.items():
-            if getattr(self, field) not in known:
-                raise ValueError(f"model.{field}={getattr(self, field)!r}: use one of {', '.join(known)}")
+        check_choices(self, {"reads": READS, "norm": NORMS}, "model.")
         if self.bottleneck % self.heads:
             raise ValueError(f"model.bottleneck={self.bottleneck} is not a multiple of model.heads={self.heads}")
         if self.embedding > self.width:
@@ -189,11 +187,10 @@ _head = lambda c, program: WideTokenHead(
 _OURS = {theirs: name for name, theirs in NORMS.items()}
 _UNREAD = ["queries and keys do not load, as they read another width"]
 _MORE = Parameter(f"{TOKENS}/more_tokens", ("vocab", None), {"model": Slot("cls.predictions.dense.weight", "T")})
-_TOKENS, *_HEADS = of_blocks.bert_heads("mobilebert", of_blocks.pair_head("cls.seq_relationship"))
-_FAMILY = encoder_family(
+_TOKENS, _, *_HEADS = of_blocks.bert_heads("", of_blocks.pair_head("cls.seq_relationship"))  # without the pooler
+FAMILY = encoder_family(
     config=MobileBertConfig,
     sizes={
-        # Not published; trains within minutes on a CPU.
         "tiny": MobileBertConfig(width=256, depth=4, embedding=64, bottleneck=64, heads=2, feed_forward=256),
         # Sun et al. 2020, table 1, where "small" is MobileBERT-TINY
         "small": MobileBertConfig(reads=NARROW, stacked=2),
@@ -202,19 +199,15 @@ _FAMILY = encoder_family(
             feed_forward=4096, activation="gelu", dropout=0.1, bottleneck=1024, reads=HIDDEN, stacked=1, norm="layer"
         ),
     },
+    trunk=MobileBert,
     table=parameters,
     heads=(
         dataclasses.replace(_TOKENS, module=_head, parameters=(*_TOKENS.parameters, _MORE)),
-        *(dataclasses.replace(head, reads="") for head in _HEADS if head.name != POOLER),
+        *(dataclasses.replace(head, reads="") for head in _HEADS),
     ),
     model_type="mobilebert",
     decoder="cls.predictions",
-    architectures={
-        "MobileBertForMaskedLM": (TOKENS,),
-        "MobileBertForPreTraining": (TOKENS, PAIR),
-        **of_blocks.task_classes("MobileBert", CLASSIFIER),
-        "MobileBertForMultipleChoice": (CHOICE,),
-    },
+    classes="MobileBert",
     constants={"classifier_activation": False, "use_bottleneck": True, "trigram_input": True},
     fields={
         "embedding_size": "embedding",
@@ -226,4 +219,4 @@ _FAMILY = encoder_family(
     },
     otherwise=lambda c, heads: dense_there(c, heads) + _UNREAD * (c.reads == HIDDEN and c.bottleneck != c.width),
 )
-FAMILY = _FAMILY._replace(trunk=MobileBert)
+FAMILIES = {"mobilebert": FAMILY}
