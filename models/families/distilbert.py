@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from models.attention.encoder import INPUTS, EncoderConfig, encoder_family
 from models.blocks import tables
-from models.blocks.config import TrunkConfig
+from models.blocks.config import TrunkConfig, sized
 from models.blocks.embeddings import Term
 from models.blocks.heads import CHOICE, CLASSIFIER, SPANS, TOKENS, WORD_HEADS, task_head, token_head
 from models.core.parameters import Parameter
@@ -34,7 +34,8 @@ class DistilBertConfig(EncoderConfig):
         return (Term("positions", self.positions, "positions", by_place=True),)
 
 
-_LAYER = {f"attention/{name}": f"attention.{name[0]}_lin" for name in tables.PRODUCTS} | {
+_LAYER = {  # parameter -> its name in Hugging Face's layer
+    **{f"attention/{name}": f"attention.{name[0]}_lin" for name in tables.PRODUCTS},
     "attention/output": "attention.out_lin",
     "attention/norm": "sa_layer_norm",
     "feed_forward/up": "ffn.lin1",
@@ -46,8 +47,8 @@ _LAYER = {f"attention/{name}": f"attention.{name[0]}_lin" for name in tables.PRO
 def parameters(config: DistilBertConfig) -> list[Parameter]:
     """Return the parameter table of the trunk."""
     table = tables.embedding_parameters("embeddings", {"model": "distilbert.embeddings."})
-    layers = tables.stacked_parameters("layers", _LAYER, {"model": "distilbert.transformer.layer.{layer}"})
-    return [*(row for row in table if row.path != "embeddings/types"), *layers]
+    table = [row for row in table if row.path != "embeddings/types"]
+    return table + tables.stacked_parameters("layers", _LAYER, {"model": "distilbert.transformer.layer.{layer}"})
 
 
 _TOKENS = tables.token_head_parameters(TOKENS, "vocab_transform", "vocab_layer_norm", "vocab_projector.bias")
@@ -59,23 +60,23 @@ _PRE = {"dense": "pre_classifier", "between": "relu", "summary": True}
 _FAMILY = encoder_family(
     config=DistilBertConfig,
     sizes={
-        "tiny": DistilBertConfig(width=128, depth=2, heads=2, feed_forward=512),  # not published
+        "tiny": sized(DistilBertConfig, 2, 128),
         "base": DistilBertConfig(),  # Sanh et al. 2019, section 3
     },
     table=parameters,
+    inputs={name: INPUTS[name] for name in ("tokens", "segments", "globals")},
     heads=(
         dataclasses.replace(token_head(""), parameters=tuple(_TOKENS)),
         task_head(CLASSIFIER, "classifier", **_PRE),
-        *(task_head(SPANS, "qa_outputs", features=2) if head.name == SPANS else head for head in WORD_HEADS),
+        *WORD_HEADS[:-1],
+        task_head(SPANS, "qa_outputs", features=2),
         task_head(CHOICE, "classifier", features=1, **_PRE),
     ),
     classes="DistilBert",
     model_type="distilbert",
-    inputs={name: INPUTS[name] for name in ("tokens", "segments", "globals")},
     tied={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
     assumed={"sinusoidal_pos_embds": False},
     continues={"bert": {}},
 )
-_HF = _FAMILY.hf["model"]._replace(fields=_FIELDS, settings=_SETTINGS)  # none of BERT's
-FAMILY = _FAMILY._replace(hf={"model": _HF})
+FAMILY = _FAMILY._replace(hf={"model": _FAMILY.hf["model"]._replace(fields=_FIELDS, settings=_SETTINGS)})
 FAMILIES = {"distilbert": FAMILY}

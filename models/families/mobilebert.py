@@ -24,7 +24,7 @@ from models.blocks import heads as of_blocks
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings, token_rows, token_table
 from models.blocks.feed_forward import FeedForward
-from models.blocks.heads import POOLER, TOKENS
+from models.blocks.heads import TOKENS
 from models.blocks.layer import layer_sizes
 from models.blocks.norm import Norm
 from models.blocks.positions import gather_positions
@@ -187,11 +187,10 @@ _head = lambda c, program: WideTokenHead(
 _OURS = {theirs: name for name, theirs in NORMS.items()}
 _UNREAD = ["queries and keys do not load, as they read another width"]
 _MORE = Parameter(f"{TOKENS}/more_tokens", ("vocab", None), {"model": Slot("cls.predictions.dense.weight", "T")})
-_TOKENS, *_HEADS = of_blocks.bert_heads("", of_blocks.pair_head("cls.seq_relationship"))
+_TOKENS, _, *_HEADS = of_blocks.bert_heads("", of_blocks.pair_head("cls.seq_relationship"))  # without the pooler
 FAMILY = encoder_family(
     config=MobileBertConfig,
     sizes={
-        # Not published; trains within minutes on a CPU.
         "tiny": MobileBertConfig(width=256, depth=4, embedding=64, bottleneck=64, heads=2, feed_forward=256),
         # Sun et al. 2020, table 1, where "small" is MobileBERT-TINY
         "small": MobileBertConfig(reads=NARROW, stacked=2),
@@ -200,15 +199,15 @@ FAMILY = encoder_family(
             feed_forward=4096, activation="gelu", dropout=0.1, bottleneck=1024, reads=HIDDEN, stacked=1, norm="layer"
         ),
     },
+    trunk=MobileBert,
     table=parameters,
     heads=(
         dataclasses.replace(_TOKENS, module=_head, parameters=(*_TOKENS.parameters, _MORE)),
-        *(dataclasses.replace(head, reads="") for head in _HEADS if head.name != POOLER),
+        *(dataclasses.replace(head, reads="") for head in _HEADS),
     ),
     model_type="mobilebert",
     decoder="cls.predictions",
     classes="MobileBert",
-    trunk=MobileBert,
     constants={"classifier_activation": False, "use_bottleneck": True, "trigram_input": True},
     fields={
         "embedding_size": "embedding",
