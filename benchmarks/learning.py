@@ -16,6 +16,8 @@ document hash. Each run has one core to itself, as many run at once as there are
     copies      BERT with new masks in every epoch, and with ten fixed ones of each row, or one
     optimizers  BERT by AdamW, Muon and Lion, and the step at which each reaches some losses
     blocks      ModernBERT's layers beside BERT's, of equal FLOPs
+    distillation    students of a BERT-mini by its logits, its layers or the attention of the last, beside a student
+                alone; all predict the masked tokens too
     cloze       UniLM, whose predictions from left to right are beside a Kneser-Ney trigram of the same tokens, which
                 sees what is masked before them
 The table has all held-out figures, cross-entropy in nats, where frequencies give one too that in brackets. `python -m
@@ -40,6 +42,11 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.masking import Masking
 from pretrain.commands.platform import prepare
+from pretrain.objectives.distillation import Distillation
+from pretrain.objectives.matching import Match
+from pretrain.objectives.objective import Teacher
+from pretrain.recipe import Recipe, to_json
+from pretrain.recipes.registry import find
 
 # 2 million words do not fill a vocabulary of more than a few thousand pieces.
 VOCABULARY = 2048
@@ -51,9 +58,13 @@ SLOWLY = "--schedule.peak 5e-4 --schedule.warmup 0.1 "
 
 
 class Run(NamedTuple):
+    """teacher: the run of the study that this one learns from.   losses: by which it does."""
+
     recipe: str
     options: str = ""
     steps: int = 4500
+    teacher: str = ""
+    losses: tuple[Match, ...] = ()
 
 
 class Trained(NamedTuple):
@@ -194,6 +205,10 @@ _MASKED = _NO_PAIRS + _PACKED
 _GEOMETRIC = "--objective.masking.ngrams " + " ".join(f"{0.2 * 0.8**n:.4f}" for n in range(10))
 _WORDS = "--objective.masking.unit word_starts "
 _ALONE = "--objective.noises.permute 0 --objective.noises.infill 0 --objective.noises.{}"
+_SOFT = Match("logits", "kl", temperature=2.0)
+_LAYERS = Match("embeddings", "mse"), Match("hidden", "mse")
+_LAST = Match("attention", "kl", layers="top"), Match("values", "kl", layers="top")
+
 STUDIES = {
     "detection": Study(
         "wordpiece",
@@ -285,6 +300,18 @@ STUDIES = {
         },
         flops_of_a_step,
     ),
+    "distillation": Study(
+        "wordpiece",
+        SHARED + "--phases.0.length 64 --phases.0.batch-size 32 --schedule.warmup 0.1 " + _MASKED,
+        {
+            "teacher": Run("bert-mini", "--schedule.peak 5e-4"),
+            "alone": Run("bert-tiny"),
+            "logits": Run("bert-tiny", teacher="teacher", losses=(_SOFT,)),
+            "layers": Run("bert-tiny", teacher="teacher", losses=_LAYERS),
+            "logits and layers": Run("bert-tiny", teacher="teacher", losses=(_SOFT, *_LAYERS)),
+            "last attention": Run("bert-tiny", "--model.heads 4", teacher="teacher", losses=_LAST),
+        },
+    ),
     "cloze": Study(
         "wordpiece",
         SHARED + "--phases.0.length 64 --phases.0.batch-size 16",
@@ -299,7 +326,7 @@ class Options:
     """Train each model of a study with each seed, and write what it reached."""
 
     study: Annotated[str, tyro.conf.Positional]
-    """detection, memory, pairs, counting, noises, units, copies, optimizers, blocks or cloze."""
+    """detection, memory, pairs, counting, noises, units, copies, optimizers, blocks, distillation or cloze."""
     wikitext2: Path
     """Folder with train.txt and valid.txt."""
     only: tuple[str, ...] = ()
@@ -328,10 +355,12 @@ def main(arguments: list[str]) -> int:
     study, folder = STUDIES[options.study], options.folder / options.study
     prepared = corpus(options.wikitext2, folder, study.tokenizer, VOCABULARY)
     runs = trainings(study, options, folder, prepared)
-    minutes = train(runs)
+    taught = [run for run in runs if "--teacher" in run.options]
+    alone = [run for run in runs if run not in taught]
+    minutes = dict(zip([*alone, *taught], train(alone) + train(taught), strict=True))
     rows = [
         {"model": run.name, "seed": str(run.seed), "CPU min": f"{spent:.1f}"} | reached(run, study, Corpus(prepared))
-        for run, spent in zip(runs, minutes, strict=True)
+        for run, spent in minutes.items()
     ]
     text = f"{time.strftime('%Y-%m-%d')}, `python -m benchmarks.learning {' '.join(arguments)}`\n\n{table(rows)}\n"
     print(text, end="")
@@ -346,9 +375,22 @@ def trainings(study: Study, options: Options, folder: Path, prepared: Path) -> l
     for name, run in study.runs.items():
         for seed in options.seeds if not options.only or name in options.only else ():
             given = (*cadence(options.steps or run.steps), *study.shared.split(), *run.options.split())
-            workdir = folder / f"{name.replace(' ', '-')}-seed{seed}"
-            found.append(Training(name, run.recipe, seed, given, workdir, str(prepared)))
+            workdir = lambda name, seed=seed: folder / f"{name.replace(' ', '-')}-seed{seed}"
+            recipe = run.recipe
+            if run.teacher:
+                given += ("--teacher", str(workdir(run.teacher)))
+                recipe = str(folder / f"{name}.json")
+                Path(recipe).write_text(to_json(student(run)))
+            found.append(Training(name, recipe, seed, given, workdir(name), str(prepared)))
     return found
+
+
+def student(run: Run) -> Recipe:
+    """The run's recipe, with its losses beside its own."""
+    recipe = find(run.recipe)
+    fields = vars(recipe.objective) | {"losses": run.losses, "next_sentence": False}
+    teachers = (Teacher("teacher", "", recipe.model),)
+    return dataclasses.replace(recipe, objective=Distillation(**fields), teachers=teachers)
 
 
 def reached(run: Training, study: Study, prepared: Corpus) -> dict[str, str]:

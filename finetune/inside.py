@@ -1,7 +1,4 @@
-"""Captures the hidden states and attention probabilities of each layer of a model.
-
-The models do not return these. Flax can intercept the calls of modules while a model runs layer by layer.
-"""
+"""The hidden states and attention probabilities of each layer of a model, which it records while it runs."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -15,8 +12,8 @@ from data_pipelines.errors import UserError
 from data_pipelines.tokenizers.made import Made
 from finetune.rows import Rows, TaskRows, buckets
 from finetune.task import hidden_states
-from models.attention.multi_head import MultiHeadAttention
 from models.core.family import unfit_inputs
+from models.core.inside import HIDDEN, SHARES, of_layers
 from models.core.parameters import Params
 from models.core.program import Program
 from models.families.registry import family_of, name_of
@@ -28,14 +25,14 @@ TOKENS = 1 << 12  # in a batch
 LONGEST = 2**31 - 1  # longest row of a model without positions
 
 
-def unrolled(opened: Opened, spec: Spec) -> nn.Module:
-    """Return the model with unrolled layers, which can be intercepted. UserError if it does not read these arrays."""
+def plain(opened: Opened, spec: Spec) -> nn.Module:
+    """Return the model without kernels. UserError if it does not read these arrays."""
     module = opened.module
     declared = {name: one for name, one in family_of(module.config).inputs.items() if one.required}
     reads = isinstance(module, CausalDecoder) or hasattr(module, "encode") and not isinstance(module, EncoderDecoder)
     if not reads or unfit_inputs(declared, spec):
         raise UserError(f"{opened.source}: {name_of(module.config)} models are not supported here; use another model")
-    return module.clone(program=Program(module.program.dtype, depth="unroll"))
+    return module.clone(program=Program(module.program.dtype))
 
 
 def looked(
@@ -48,7 +45,7 @@ def looked(
     lengths, above = np.maximum(rows.lengths, 1), 0  # also keep rows without tokens
     for length in buckets(lengths, longest=getattr(opened.config, "positions", LONGEST)):
         layout = TaskRows(length, above, ())
-        model = unrolled(opened, layout.spec)
+        model = plain(opened, layout.spec)
         apply = jax.jit(lambda params, batch, model=model: look(model, params, batch))
         which, above = np.flatnonzero((lengths > above) & (lengths <= length)), length
         size = min(max(1, tokens // length), len(which))
@@ -65,31 +62,14 @@ def are_special(made: Made, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
 
 def layer_states(model: nn.Module, params: Params, batch: Batch) -> Array:
     """Return f32[depth + 1, rows, length, width]: the embeddings and each layer's output, the last as heads see it."""
-    states: list[Array] = []
-
-    def keep(call: Callable, args, kwargs, context: nn.module.InterceptorContext):
-        module = context.module
-        # `stack` applies each layer as a separate module
-        if context.method_name == "__call__" and module.scope.path == () and type(module) is not type(model):
-            states.append(args[0])
-        return call(*args, **kwargs)
-
-    with nn.intercept_methods(keep):
-        last = hidden_states(model, params, batch)
-    return jnp.stack([*states, last]).astype(jnp.float32)
+    last, found = hidden_states(model, params, batch, mutable=[HIDDEN])
+    return jnp.concatenate([of_layers(found, HIDDEN)[:-1], last[None]]).astype(jnp.float32)
 
 
 def attention_shares(model: nn.Module, params: Params, batch: Batch) -> Array:
     """Return attention probabilities f32[depth, rows, heads, queries, keys] (Vaswani et al. 2017, equation 1)."""
-    found: list[Array] = []
-
-    def keep(call: Callable, args, kwargs, context: nn.module.InterceptorContext):
-        if context.method_name == "__call__" and isinstance(context.module, MultiHeadAttention):
-            found.append(context.module.shares(*args[:2]))
-        return call(*args, **kwargs)
-
-    with nn.intercept_methods(keep):
-        hidden_states(model, params, batch)
-    if not found:
+    _, found = hidden_states(model, params, batch, mutable=[SHARES])
+    shares = of_layers(found, SHARES)
+    if shares is None:
         raise UserError(f"attention: {name_of(model.config)} models have no such attention; use another model")
-    return jnp.stack(found)
+    return shares

@@ -137,14 +137,15 @@ def is_causal(model_config: Any) -> bool:
 
 
 def hidden_states(
-    model: nn.Module, params: Params, batch: Batch, noise: Noise = None, slots: Array | None = None
-) -> Array:
-    """Return the trunk's hidden states [rows, length, width], or only those at slots i32[rows, n]: [rows, n, width]."""
+    model: nn.Module, params: Params, batch: Batch, noise: Noise = None, slots: Array | None = None, **how
+) -> Any:
+    """Return the trunk's hidden states [rows, length, width], or only those at slots i32[rows, n]: [rows, n, width].
+    how: of `model.apply`, like `mutable`, with which it also returns what the model records."""
     inputs, variables = inputs_of(model, batch), {"params": params}
     if not isinstance(model, CausalDecoder | EncoderDecoder):
-        return model.apply(variables, inputs, noise, slots, method="encode")
+        return model.apply(variables, inputs, noise, slots, method="encode", **how)
     method = "decode" if isinstance(model, CausalDecoder) else "decode_again"
-    hidden = model.apply(variables, inputs, noise, method=method)
+    hidden = model.apply(variables, inputs, noise, method=method, **how)
     return hidden if slots is None else gather_positions(hidden, slots)
 
 

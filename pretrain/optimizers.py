@@ -27,7 +27,7 @@ QUINTIC = (3.4445, -4.7750, 2.0315)  # of x, x x' x and (x x')^2 x in an iterati
 ITERATIONS = 5
 SIZE = 0.2  # root mean square of an orthogonal direction, about that of AdamW's
 SMALLEST_NORM = 1e-7  # lower bound of the norm by which a matrix is divided
-MATRIX_AXES = {"width", "heads", "feed_forward"}  # between which Muon's matrices lead
+MATRIX_AXES = {"width", "inner", "bottleneck", "heads", "feed_forward"}  # between which Muon's matrices lead
 # Names in the paths of parameters below the first layer
 BELOW = {"embeddings", "tokens", "project", "start", "buckets", "buckets_norm"}
 RANGES = {

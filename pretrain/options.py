@@ -67,6 +67,9 @@ class Options(How, Where):  # fields of the last base come first
     """Initial weights: a Hugging Face folder, discriminator=DIR,generator=DIR, or the workdir of another run."""
     init_heads_anew: bool = False
     """With --init-from: initialize missing heads at random, and ignore heads that the model does not have."""
+    teacher: str | None = None
+    """Teacher of a recipe that distills: a Hugging Face folder or the workdir of a run, or NAME=PATH,NAME=PATH. It is
+    read when the run starts and kept in the workdir."""
     extend: Literal["constant", "decay"] | None = None
     """With a larger --steps on resume: add a phase that keeps the last learning rate (constant) or decays it linearly
     to final x peak (decay), from at least peak / 10. By default the schedule is stretched to the new total."""

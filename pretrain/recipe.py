@@ -29,6 +29,7 @@ from pretrain.huggingface.config import check_fit
 from pretrain.json_values import KIND, brought_up_to_date, make, once, plain
 from pretrain.lora import Lora, with_products
 from pretrain.objectives.causal_language_model import CausalLanguageModel
+from pretrain.objectives.distillation import CausalDistillation, Distillation
 from pretrain.objectives.masked_language_model import MaskedLanguageModel, MaskedWithGlobals
 from pretrain.objectives.masked_units import MaskedUnits
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
@@ -43,6 +44,8 @@ from pretrain.schedules import Numbers, Schedule, learning_rate, numbers
 
 OBJECTIVES = {
     "causal-language-model": CausalLanguageModel,
+    "causal-distillation": CausalDistillation,
+    "distillation": Distillation,
     "masked-language-model": MaskedLanguageModel,
     "masked-units": MaskedUnits,
     "masked-with-globals": MaskedWithGlobals,
@@ -201,6 +204,14 @@ def asked_of_teachers(recipe: Recipe) -> dict[str, tuple[type | str, ...]]:
     return {name: tuple(wanted) for name, wanted in asks.items()}
 
 
+def projections(recipe: Recipe) -> dict[str, tuple[int, int]]:
+    """Return path -> shape of the matrices beside the model's that objectives need; see `Objective.projections`."""
+    teachers, found = {teacher.name: teacher.model for teacher in recipe.teachers}, {}
+    for _, _, task in every_task(recipe):
+        found |= task.objective.projections(recipe.model, teachers)
+    return found
+
+
 def with_objectives(recipe: Recipe, change: Callable[[Objective], Objective]) -> Recipe:
     """Apply a change to each objective of a recipe."""
 
@@ -249,6 +260,7 @@ def check(recipe: Recipe) -> None:
     for index, phase, task in every_task(recipe):
         with naming(task):
             _check_task(recipe, index, phase, task.objective)
+    projections(recipe)
 
 
 @contextlib.contextmanager

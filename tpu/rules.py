@@ -26,6 +26,8 @@ PARAMETER_AXES: Mapping[str, tuple[str, ...]] = {
     "type": (),
     "label": (),
     "width": ("fsdp",),
+    "inner": ("fsdp",),  # of blocks between bottlenecks
+    "bottleneck": (),  # the same side of a matrix whose other side is the width
     "heads": ("tensor",),
     "feed_forward": ("tensor",),
 }

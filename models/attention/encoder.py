@@ -63,7 +63,9 @@ class EncoderConfig(TrunkConfig):
 
 
 class Encoder(WithHeads):
-    """Embeddings and layers."""
+    """Embeddings and layers.   layer: their class, called with config and program, if not `TransformerLayer`."""
+
+    layer: ClassVar[type[nn.Module] | None] = None
 
     def setup(self):
         super().setup()
@@ -82,7 +84,8 @@ class Encoder(WithHeads):
         others.
         """
         embedded, mask = self.embeddings(inputs), self.mask(inputs)
-        return encode(self, self.config, embedded, mask, noise, self.program, slots)
+        layer = self.layer and self.layer(self.config, self.program, parent=None)
+        return encode(self, self.config, embedded, mask, noise, self.program, slots, layer)
 
 
 def attentions(config: EncoderConfig, shape: Shape, memory: int) -> list[Attention]:

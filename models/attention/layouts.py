@@ -18,11 +18,12 @@ from models.core.program import kept
 
 
 class Layout(NamedTuple):
-    """operands: (x [batch, n, in] of the queries, x [batch, length, in] of the keys, weights, heads, dtype) -> the
-    inputs of `Mixing.mix`.   output: (its result, the output's weights, dtype) -> [batch, n, width].
+    """operands: (x [batch, n, in] of the queries, x [batch, length, in] of the keys, weights, heads, dtype, x [batch,
+    length, in] of the values if it is not that of the keys) -> the inputs of `Mixing.mix`.   output: (its result, the
+    output's weights, dtype) -> [batch, n, width].
     turn: (operands, turns of the queries, turns of the keys) -> the operands with rotary positions."""
 
-    operands: Callable[[Array, Array, Projections, int, jnp.dtype], tuple[Array, ...]]
+    operands: Callable[..., tuple[Array, ...]]
     output: Callable[[Array, Affine, jnp.dtype], Array]
     turn: Callable[[tuple[Array, ...], Turns, Turns], tuple[Array, ...]]
 
@@ -40,9 +41,12 @@ class Mixing(NamedTuple):
 def _each(project: Callable[[Array, Affine, int, jnp.dtype], Array]) -> Callable[..., tuple[Array, ...]]:
     """Return `Layout.operands` that projects queries, keys and values separately."""
 
-    def operands(x: Array, context: Array, weights: Projections, heads: int, dtype: jnp.dtype) -> tuple[Array, ...]:
+    def operands(
+        x: Array, context: Array, weights: Projections, heads: int, dtype: jnp.dtype, values: Array | None = None
+    ) -> tuple[Array, ...]:
         projected = []
-        for name, inputs in zip(Projections._fields, (x, context, context), strict=False):
+        sources = x, context, context if values is None else values
+        for name, inputs in zip(Projections._fields, sources, strict=False):
             with jax.named_scope(name):
                 projected.append(kept(project(inputs, getattr(weights, name), heads, dtype)))
         return tuple(projected)
@@ -71,9 +75,15 @@ def _from_heads(mixed: Array, weights: Affine, dtype: jnp.dtype) -> Array:
     return add_bias(contraction("bhld,hdw->blw", mixed.astype(dtype), kernel).astype(dtype), weights.bias)
 
 
-def _products(x: Array, context: Array, weights: Projections, heads: int, dtype: jnp.dtype) -> tuple[tuple, tuple]:
+def _products(
+    x: Array, context: Array, weights: Projections, heads: int, dtype: jnp.dtype, values: Array | None = None
+) -> tuple[tuple, tuple]:
     """Compute one product for queries, keys and values of the same x, or one for queries and one for keys and values of
-    another context; return products and the biases still to be added."""
+    another context; return products and the biases still to be added. With values of another x than the keys, three
+    products take the place of the first kind."""
+    if values is not None:
+        apart = [product(of.astype(dtype), w.kernel) for of, w in zip((x, context, values), weights[:3], strict=True)]
+        return (kept(interleaved(*apart)),), (interleaved(*(w.bias for w in weights[:3])),)
     parts = [(x, weights[:3])] if context is x else [(x, weights[:1]), (context, weights[1:3])]
     products, biases = [], []
     for inputs, affines in parts:

@@ -19,6 +19,7 @@ from models.blocks.dense import Affine, Weights, affine
 from models.blocks.layer import LayerSizes
 from models.blocks.norm import Norm
 from models.blocks.positions import gather_positions
+from models.core.inside import PROJECTED, SHARES, recorded
 from models.core.noise import dropout, site
 from models.core.parameters import Noise
 from models.core.program import PLAIN, Program
@@ -31,6 +32,8 @@ class MultiHeadAttention(nn.Module):
     With slots i32[batch, n], only these positions are queries: [batch, length, width] -> [batch, n, width].
     With a context [batch, keys, its own width], x attends to it instead of itself; the mask has x's queries and the
     context's keys.
+    values: what values are made from, [batch, length, its own width], if not what keys are made from.
+    residual: [batch, length, width], if not x, which may then have another width.
     global_projections: whether the attention of global tokens has separate projections, see `GlobalTokens`.
     normed: whether x is normalised already, so that pre-norm has no norm here.
     turns: the rotary positions of x's tokens, which projections without biases need; None without.
@@ -61,13 +64,14 @@ class MultiHeadAttention(nn.Module):
         """The factor of queries that turns the usual scale, which every implementation applies, into `sizes.scale`."""
         return self.sizes.scale * (self.sizes.heads_width // self.sizes.heads) ** 0.5
 
-    def _query(self) -> Affine:
-        query = self.query(self.sizes.width)
+    def _query(self, width: int) -> Affine:
+        query = self.query(width)
         return query if self.sizes.scale is None else jax.tree.map(lambda array: array * self._factor(), query)
 
-    def _weights(self, context_width: int) -> Projections:
-        key, value = self.key(context_width), self.value(context_width)
-        return Projections(self._query(), key, value, self.output(self.sizes.heads_width))
+    def _weights(self, width: int, of_keys: int | None = None, of_values: int | None = None) -> Projections:
+        """width, of_keys, of_values: of what queries, keys and values are made from, if they differ."""
+        key, value = self.key(of_keys or width), self.value(of_values or of_keys or width)
+        return Projections(self._query(width), key, value, self.output(self.sizes.heads_width))
 
     def remembered(self, context: Array) -> tuple[Array, Array]:
         """Return the keys and values of a second sequence [batch, keys, width], for `recall`."""
@@ -82,7 +86,7 @@ class MultiHeadAttention(nn.Module):
         """
         residual, x = x, self.norm(x) if self.pre_norm else x
         dtype, sizes = self.program.compute, self.sizes
-        q = affine(x, self._query(), dtype).reshape(*mask.queries.shape, sizes.heads, -1)
+        q = affine(x, self._query(x.shape[-1]), dtype).reshape(*mask.queries.shape, sizes.heads, -1)
         mixed = cache.recall(q, *state, mask).reshape(*x.shape[:2], sizes.heads, -1)
         y = residual + HEADS_APART.output(mixed, self.output(sizes.heads_width), dtype)
         return constrain(y if self.pre_norm else self.norm(y), "batch", None, None)
@@ -99,12 +103,6 @@ class MultiHeadAttention(nn.Module):
         y = residual + HEADS_APART.output(mixed, weights.output, dtype)
         return constrain(y if self.pre_norm else self.norm(y), "batch", None, None), new
 
-    def shares(self, x: Array, mask: Mask) -> Array:
-        """Return the attention probabilities for inspection, f32[batch, heads, queries, keys]."""
-        x = self.norm(x) if self.pre_norm else x
-        q, k, _ = HEADS_APART.operands(x, x, self._weights(x.shape[-1]), self.sizes.heads, self.program.compute)
-        return plain.shares(q, k, mask, visible(mask))
-
     def __call__(
         self,
         x: Array,
@@ -113,14 +111,17 @@ class MultiHeadAttention(nn.Module):
         slots: Array | None = None,
         context: Array | None = None,
         turns: Turns | None = None,
+        values: Array | None = None,
+        residual: Array | None = None,
     ) -> Array:
         if context is not None and (mask.queries is None or slots is not None or self.global_projections):
             raise ValueError("a second sequence needs a mask with queries, and takes no slots and no global tokens")
         if mask.queries is not None and (mask.blocks is not None or mask.causal):
             raise ValueError("queries of a second sequence have no sparse pattern and no causal order")
-        residual, x = x, self.norm(x) if self.pre_norm else x
+        residual, x = x if residual is None else residual, self.norm(x) if self.pre_norm else x
         queries, keys = x, x if context is None else context
-        sizes, dtype, weights = self.sizes, self.program.compute, self._weights(keys.shape[-1])
+        sizes, dtype = self.sizes, self.program.compute
+        weights = self._weights(x.shape[-1], keys.shape[-1], None if values is None else values.shape[-1])
         of_queries = turns
         if slots is not None and mask.blocks is None:  # too few queries for a kernel's blocks
             queries, seen, mixing = gather_positions(x, slots), chosen(mask, slots), plain.PLAIN
@@ -130,8 +131,14 @@ class MultiHeadAttention(nn.Module):
         else:
             seen = dataclasses.replace(mask, globals_apart=self.global_projections)
             mixing = self._mixing(x.shape[1], mask)
-        operands = mixing.layout.operands(queries, keys, weights, sizes.heads, dtype)
+        operands = mixing.layout.operands(queries, keys, weights, sizes.heads, dtype, values)
         operands = operands if turns is None else mixing.layout.turn(operands, of_queries, turns)
+        if asked := recorded(self):
+            apart = HEADS_APART.operands(queries, keys, weights, sizes.heads, dtype, values)
+            apart = apart if turns is None else HEADS_APART.turn(apart, of_queries, turns)
+            self.sow(PROJECTED, "operands", apart)
+            if SHARES in asked:
+                self.sow(SHARES, "shares", plain.shares(*apart[:2], mask, visible(mask)))
         mixed = mixing.mix(*operands, seen, dropout_rate=sizes.attention_dropout, noise=site(noise, 1))
         if slots is not None:
             residual = gather_positions(residual, slots)

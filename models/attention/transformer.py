@@ -66,16 +66,17 @@ def encode(
     noise: Noise,
     program: Program,
     slots: Array | None = None,
+    layer: nn.Module | None = None,
 ) -> Array:
     """Run embedded f32[batch, length, embedding] through an encoder's layers -> [batch, length, width], or only the
     positions `slots` i32[batch, n].
 
-    config: an `EncoderConfig`.
+    config: an `EncoderConfig`.   layer: unbound, by default a `TransformerLayer`.
     """
     sizes, depth = layer_sizes(config), config.depth
     x = dropout(embedded, sizes.dropout, site(noise, 0)).astype(program.compute)
     if config.projects:
         x = Dense(sizes.width, sizes.init_std, program.compute, parent=parent, name="project")(x)
-    layer = TransformerLayer(sizes, program, global_projections=config.global_projections, parent=None)
+    layer = layer or TransformerLayer(sizes, program, global_projections=config.global_projections, parent=None)
     blocks, noise = blocks_of(config.pattern, depth, sizes.heads, x.shape[1], mask.causal), site(noise, 1)
     return stack(parent, [layer], depth, x, mask, noise, program, slots, blocks, config.shared_blocks, config.groups)[0]

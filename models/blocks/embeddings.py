@@ -34,7 +34,7 @@ class Embeddings(nn.Module):
     """The sum of the embeddings of tokens and of all terms; the tables are f32[rows, width].
 
     Sequences are padded at the end only. If a table has a single row, all tokens get it.
-    norm_epsilon, norm_kind: of the norm of the sum; None for no norm.
+    norm_epsilon, norm_kind: of the norm of the sum; None for no norm.   token_width: that of `tokens`, if different.
     """
 
     vocab_size: int
@@ -43,9 +43,10 @@ class Embeddings(nn.Module):
     norm_epsilon: float | None
     init_std: float
     norm_kind: str = "layer"
+    token_width: int | None = None
 
     def setup(self):
-        self.tokens = token_table(self, self.vocab_size, self.width, self.init_std)
+        self.tokens = token_table(self, self.vocab_size, self.token_width or self.width, self.init_std)
         tables = []
         for name, rows, _, _, padding in self.terms:
             tables.append(parameter(self, name, nn.initializers.normal(self.init_std), (rows, self.width)))
@@ -63,11 +64,15 @@ class Embeddings(nn.Module):
         summed = token_rows(constrain(self.tokens, "vocab", None), tokens)
         if base is not None:
             summed += token_rows(constrain(base, "vocab", None), tokens)
+        return self.with_terms(summed, inputs)
+
+    def with_terms(self, summed: Array, inputs: Inputs) -> Array:
+        """Add the terms to f32[batch, length, width], and apply the norm."""
         for (_, rows, reads, by_place, _), table in zip(self.terms, self.tables, strict=True):
             if rows == 1:
                 summed += table
             elif by_place and reads not in inputs:
-                summed += table[: tokens.shape[1]]
+                summed += table[: summed.shape[1]]
             elif rows <= FEW:
                 is_row = (inputs[reads][..., None] == jnp.arange(rows)).astype(jnp.float32)
                 summed += jnp.matmul(is_row, table, precision="highest")

@@ -1,4 +1,4 @@
-"""Layer norm and RMS norm."""
+"""Layer norm, RMS norm, and what stands in their place."""
 
 import functools
 
@@ -15,8 +15,8 @@ from models.core.sharding import per_row
 class Norm(nn.Module):
     """Normalisation over the last axis in float32; returns `dtype`.
 
-    kind: layer (Ba et al. 2016, equation 4), unbiased, the same without bias, or rms, without mean and bias (Zhang &
-    Sennrich 2019, equation 4).
+    kind: layer (Ba et al. 2016, equation 4), unbiased, the same without bias, rms, without mean and bias (Zhang &
+    Sennrich 2019, equation 4), or affine, scale and bias alone (NoNorm, Sun et al. 2020, section 3.3).
     """
 
     epsilon: float
@@ -30,11 +30,13 @@ class Norm(nn.Module):
             wide = kept(x).astype(jnp.float32)
             inverse = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + self.epsilon)
             return (wide * inverse * per_row(scale, x)).astype(self.dtype)
-        if self.kind not in ("layer", "unbiased"):
-            raise ValueError(f"norm={self.kind!r}: use layer, unbiased or rms")
+        if self.kind not in ("layer", "unbiased", "affine"):
+            raise ValueError(f"norm={self.kind!r}: use layer, unbiased, rms or affine")
         bias = None
-        if self.kind == "layer":
+        if self.kind != "unbiased":
             bias = per_row(parameter(self, "bias", nn.initializers.zeros, (x.shape[-1],)), x)
+        if self.kind == "affine":
+            return (kept(x).astype(jnp.float32) * per_row(scale, x) + bias).astype(self.dtype)
         return _normalised(x, per_row(scale, x), bias, self.epsilon, self.dtype)
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from models.core.inside import HIDDEN, entries, recorded
 from models.core.noise import fold
 from models.core.parameters import LAYERS, Noise, Params
 from models.core.program import KEPT, Program
@@ -50,6 +51,8 @@ def stack(
     and returns [batch, n, width].   states: arrays [depth, ...], like a memory or a cache; a layer gets its own row.
     sharing: names of the parameters of a layer that turns share, in `groups` groups of consecutive turns.
 
+    What a layer records (`models/core/inside.py`) is recorded by `parent`, stacked; there must be no slots then.
+
     Parameters are always stored stacked, whether the program scans or unrolls: under 'layers' [turns or groups, ...],
     or under 'layers/0', 'layers/1' ... for a pattern of several layers.
     """
@@ -79,9 +82,15 @@ def stack(
     _check(places, sharing, rows)
     sharing = sharing if groups < turns else ()
     stacked = _stacked(places, states, sharing, depth)
-    layers = [_layer(module, shared, noise, program) for module in pattern]
+    asked = recorded(parent)
+    layers = [_layer(module, shared, noise, program, asked) for module in pattern]
     run = _scan if program.depth == "scan" else _unroll
-    return run(layers, stacked, turns, groups if sharing else 1, x, slots)
+    last, (outputs, found) = run(layers, stacked, turns, groups if sharing else 1, x, slots)
+    if HIDDEN in asked:
+        found[HIDDEN] = jnp.concatenate([x[None], found[HIDDEN]])
+    for name, value in found.items():
+        parent.sow(name, LAYERS, value)
+    return last, outputs
 
 
 def _stacked(places: list[Params], states, sharing: Collection[str], depth: int) -> list[Stacked]:
@@ -106,12 +115,15 @@ def _check(places: list[Params], sharing: Collection[str], rows: Callable[[str],
         raise ValueError(f"sharing {', '.join(unknown)}: unknown; the layers have {', '.join(sorted(known))}")
 
 
-def _layer(module: nn.Module, shared, noise: Noise, program: Program) -> Callable:
-    """Return a layer as a function: (x, one row of Stacked, slots) -> (x, output)."""
+def _layer(module: nn.Module, shared, noise: Noise, program: Program, asked: list[str]) -> Callable:
+    """Return a layer as a function: (x, one row of Stacked, slots) -> (x, (output, what it records of `asked`))."""
 
     def apply(x, row: Stacked, *slots: Array):
         keys = None if noise is None else fold(noise, row.indices)
-        return module.apply({"params": row.params | row.shared}, x, shared, keys, row.states, *(slots or (None,)))
+        params, arguments = {"params": row.params | row.shared}, (x, shared, keys, row.states, *(slots or (None,)))
+        (x, output), found = module.apply(params, *arguments, mutable=asked)
+        found = {name: entries(found, name)[0] for name in found}
+        return x, (output, found | ({HIDDEN: x} if HIDDEN in asked else {}))
 
     if program.remat == "none":
         return apply

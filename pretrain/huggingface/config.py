@@ -187,11 +187,11 @@ def _labels(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
 def check_fit(setting: str, config, made: Made) -> None:
     """Raise UserError if a tokenizer gives token types that the model has no embeddings for, or if a special token has
     an id other than in all models of the family."""
-    expected, types = _expected(config), getattr(config, "types", None)
+    expected, types = _expected(config), getattr(config, "types", 0)
     if expected is None:
         return
     largest = max(made.tokenizer.encode("a").type_ids + made.tokenizer.encode("a", "b").type_ids)
-    if types is not None and largest >= types:
+    if types and largest >= types:
         raise UserError(
             f"{setting}: its tokenizer gives token types up to {largest}, but model.types={types}; prepare it with "
             f"{expected.prepare}, or give --model.types {largest + 1}"

@@ -2,6 +2,7 @@
 sentence-order prediction (Lan et al. 2019, section 3.1)."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from types import MappingProxyType
 from typing import ClassVar
@@ -19,7 +20,7 @@ from models.attention.patterns.pattern import DENSE
 from models.blocks.heads import PAIR, TOKENS
 from models.families.registry import family_of
 from pretrain.objectives.cross_entropy import predicted
-from pretrain.objectives.objective import Batch, Objective, Phase, inputs_of
+from pretrain.objectives.objective import Batch, Objective, Phase, Term, inputs_of
 from pretrain.objectives.protocols import Encoder
 
 PAIRS, SENTENCE_PAIRS, DIALOGUES = "segment-pairs", "sentence-pairs", "dialogues"
@@ -106,18 +107,25 @@ class MaskedLanguageModel(Objective):
         return super().coefficients(step) | ({self.label: 1.0} if self.label else {})
 
     def loss(self, model, params, batch, carry, moment):
-        variables, first = {"params": params}, int(self.label is not None)
-        slots = jnp.pad(batch["prediction_positions"], ((0, 0), (first, 0)))  # with position 0 in front
-        inputs = (inputs_of(model, batch), moment.noise, slots)
-        hidden = model.apply(variables, *inputs, method="encode")
-        head = lambda name, hidden: model.apply(variables, name, hidden, method="apply_head")
-        pair_logits = head(PAIR, hidden[:, 0]) if self.label else None
-        logits = head(TOKENS, hidden[:, first:])
-        terms = {"mlm": predicted(logits, batch["prediction_targets"], batch["prediction_weights"])}
-        if self.label:
-            labels = batch[self.label]
-            terms[self.label] = predicted(pair_logits, labels, (labels >= 0).astype(jnp.float32))
+        apply, slots = partial(model.apply, {"params": params}), self.slots(batch)
+        hidden = apply(inputs_of(model, batch), moment.noise, slots, method="encode")
+        terms, logits = self.terms(apply, hidden, batch)
         return terms, carry, {} if moment.train else self.counts(logits, batch)
+
+    def slots(self, batch: Batch) -> Array:
+        """Return the positions that heads read, i32[rows, n]: position 0 for a label, then the masked ones."""
+        return jnp.pad(batch["prediction_positions"], ((0, 0), (int(self.label is not None), 0)))
+
+    def terms(self, apply: Callable, hidden: Array, batch: Batch) -> tuple[dict[str, Term], Array]:
+        """Compute (the terms, the logits of masked tokens f32[rows * n, vocab]).   apply: calls the model.   hidden: at
+        `slots`."""
+        head = partial(apply, method="apply_head")
+        terms, labels = {}, batch[self.label] if self.label else None
+        if labels is not None:
+            weights = (labels >= 0).astype(jnp.float32)
+            terms[self.label], hidden = predicted(head(PAIR, hidden[:, 0]), labels, weights), hidden[:, 1:]
+        logits = head(TOKENS, hidden)
+        return terms | {"mlm": predicted(logits, batch["prediction_targets"], batch["prediction_weights"])}, logits
 
     def counts(self, logits: Array, batch: Batch) -> dict[str, Array]:
         """Return the counts of evaluation.   logits: f32[rows * n, vocab], of the predicted tokens."""

@@ -3,10 +3,12 @@ al. 2018, equation 1)."""
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax import Array
 
 from data_pipelines.examples.document_stream import counts_with_ends
 from data_pipelines.examples.next_tokens import InputTarget, PackedDocuments, StridedDocuments, delimiter_token
@@ -42,9 +44,20 @@ def next_token_terms(
     predictions: as in `Objective`.   decode: method that returns the hidden states.   axis: name of the targets' length
     axis, for the mesh.   smoothing: share of the target that is spread over the vocabulary.
     """
-    variables = {"params": params}
-    hidden = model.apply(variables, inputs_of(model, batch), moment.noise, method=decode)
-    factors = model.apply(variables, hidden, method="softmax")
+    apply = partial(model.apply, {"params": params})
+    hidden = apply(inputs_of(model, batch), moment.noise, method=decode)
+    return softmax_terms(apply(hidden, method="softmax"), batch, predictions, z_loss, axis, smoothing)
+
+
+def softmax_terms(
+    factors: tuple[Array, Array, Array],
+    batch: Batch,
+    predictions: Mapping[str, tuple[str, str]],
+    z_loss: float,
+    axis: str | None = "length",
+    smoothing: float = 0.0,
+) -> dict[str, Term]:
+    """Compute the terms of `next_token_terms` from the factors of the logits (`CausalDecoder.softmax`)."""
     weights = jnp.stack([batch[weights] for _, weights in predictions.values()])
     sums = softmax_sums(*factors, batch["targets"], weights, z_loss, axis, smoothing)
     terms = {term: Term(sums.nats[index], sums.hits[index]) for index, term in enumerate(predictions)}

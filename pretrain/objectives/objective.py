@@ -36,6 +36,9 @@ class Teacher:
     name: str  # name by which the objective refers to it
     source: str  # work directory of a run, or a Hugging Face folder; read when the run starts, not on resume
     model: Any  # config of the model in the source
+    # What the student's weights begin with: '' for nothing, embeddings (all outside of the layers), or also the layers
+    # skip (every n-th), first, last, or those with these numbers, from 1 on: '1 3 5'
+    copied: str = ""
 
 
 def scope(name: str) -> str:
@@ -50,10 +53,10 @@ class Bound(NamedTuple):
     module: nn.Module
     params: Params
 
-    def apply(self, *inputs, method: str):
-        """Call one of its methods."""
+    def apply(self, *inputs, **how):
+        """Call one of its methods, as `self.module.apply` does."""
         with jax.named_scope(scope(self.name)):
-            return self.module.apply({"params": self.params}, *inputs, method=method)
+            return self.module.apply({"params": self.params}, *inputs, **how)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +173,11 @@ class Objective(abc.ABC):
     def examples(self, corpus: Corpus, split: str, phase: Phase, seed: int) -> Examples:
         """Make the batches of a phase from a split of a corpus, in one lane."""
         return make_examples(self.rows(phase), corpus, split, phase.batch_size, seed)
+
+    def projections(self, model_config, teachers: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+        """Return path -> (rows, columns) of matrices beside the model that the loss needs; UserError if a teacher does
+        not fit the model.   teachers: name -> config."""
+        return {}
 
     def memory(self, model_config, train: bool) -> int:
         """Return the model's memory length in positions, in training or in evaluation."""

@@ -22,7 +22,7 @@ from models.families.registry import family_of
 from pretrain.lora import initial_products, with_products
 from pretrain.objectives.objective import TEACHERS, Phase, Task, initialise
 from pretrain.optimizers import Optimizer, transformation
-from pretrain.recipe import Recipe, asked, asked_of_teachers, every_task, model_in, tasks_of
+from pretrain.recipe import Recipe, asked, asked_of_teachers, every_task, model_in, projections, tasks_of
 
 ALL = slice(None)  # all layers, or a parameter outside of a stack
 
@@ -211,10 +211,14 @@ def initial_params(assembly: Assembly, key: Array | None = None) -> Params:
     recipe = assembly.recipe
     _, phase, task = every_task(recipe)[0]
     params = initialise(key, assembly.model, task.objective.spec(phase))
-    if recipe.lora is None:
-        return params
-    of_model = table_of(recipe.model, asked(recipe))
-    return params | initial_products(jax.random.fold_in(key, 1), of_model, params, recipe.lora)
+    if recipe.lora is not None:
+        of_model = table_of(recipe.model, asked(recipe))
+        params |= initial_products(jax.random.fold_in(key, 1), of_model, params, recipe.lora)
+    matrices = {
+        path: jax.random.normal(jax.random.fold_in(key, 2 + number), shape) * shape[0] ** -0.5
+        for number, (path, shape) in enumerate(projections(recipe).items())
+    }
+    return params | nest(matrices)
 
 
 @functools.lru_cache
@@ -246,8 +250,9 @@ def all_parameters(recipe: Recipe) -> list[Parameter]:
 
 
 def own_parameters(recipe: Recipe) -> list[Parameter]:
-    """Return the parameter table of a recipe's model, with low-rank products."""
-    return with_products(table_of(recipe.model, asked(recipe)), recipe.lora)
+    """Return the parameter table of a recipe's model, with low-rank products and projections to its teachers."""
+    table = with_products(table_of(recipe.model, asked(recipe)), recipe.lora)
+    return table + [Parameter(path, ("width", None), {}) for path in projections(recipe)]
 
 
 def table_of(config: Any, asks: Iterable[type | str]) -> list[Parameter]:

@@ -169,7 +169,7 @@ class Evaluator:
         counts |= {name: np.concatenate([part[name] for part in examples]) for name in objective.per_example}
         result, factors = figures(objective, [sums], counts, self.text), objective.coefficients(trained)
         seen = [term for term in sums.terms if f"{term}_loss" in result]
-        return {"loss": sum(float(factors[term]) * result[f"{term}_loss"] for term in seen)} | result
+        return {"loss": sum(float(factors[term]) * result[f"{term}_loss"] for term in seen if term in factors)} | result
 
     def baselines(self) -> dict[str, float]:
         """Compute baselines that need no model, under the names of the metrics that they compare with."""

@@ -31,6 +31,7 @@ from pretrain.training.opened import restore
 from pretrain.training.placement import Placed, Stage, any_task, place_parameters, shardings
 from pretrain.training.signals import StopRequest
 from pretrain.training.step import initial_state
+from pretrain.training.teaching import taken
 from tpu.cluster import from_first, gather, is_first
 from tpu.mesh import host_mesh
 
@@ -136,6 +137,8 @@ def initial_weights(placed: Placed, corpus: Corpus, options: Options) -> Initial
         for index, teacher in enumerate(() if resumes else recipe.teachers):
             setting, wanted = f"teachers.{index}.source", shapes[TEACHERS][teacher.name]
             teachers[teacher.name] = load_weights(setting, teacher.source, teacher.model, wanted, corpus)
+        if weights is None and any(teacher.copied and teacher.name in teachers for teacher in recipe.teachers):
+            weights = taken(recipe, teachers, random())
         return InitialWeights(weights, {TEACHERS: teachers} if teachers else {})
 
     loaded: list[InitialWeights] = []

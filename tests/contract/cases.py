@@ -72,6 +72,7 @@ NEAR = Pattern("longformer", block=2, windows=(8,))
 AROUND = Pattern("longformer", block=4, windows=(6,))
 ORDER = MaskedLanguageModel(next_sentence=False, sentence_order=True)
 OF_DEBERTA = WIDE | {"positions": 32, "buckets": 8, "furthest": 20}
+OF_MOBILE = WIDE | {"embedding": 8, "bottleneck": 12, "stacked": 3}
 OF_BART = WIDE | {"decoder_depth": 1, "positions": 32}
 OF_T5 = WIDE | {"decoder_depth": 1, "head_dim": 6, "buckets": 8, "furthest": 10}
 CASES = {
@@ -90,12 +91,14 @@ CASES = {
     "ctrl": Case(_config("ctrl", positions=32, **WIDE), NextTokenPrediction()),
     "deberta-v2": Case(_config("deberta-v2", **OF_DEBERTA), MASKED),
     "deberta-v3": Case(_config("deberta-v3", generator_depth=1, **OF_DEBERTA), ReplacedTokenDetection()),
+    "distilbert": Case(_config("distilbert", positions=32, **WIDE), MASKED),
     "electra": Case(_electra(), ReplacedTokenDetection()),
     "electra-encoder": Case(_electra().encoder("discriminator"), Classify()),
     "ernie": Case(_config("ernie", positions=32, **WIDE), MaskedLanguageModel()),
     "gpt": Case(_config("gpt", positions=32, **WIDE | {"feed_forward": 64}), NextTokenPrediction()),
     "gpt2": Case(_config("gpt2", positions=32, **WIDE), NextTokenPrediction()),
     "longformer": Case(_config("longformer", positions=32, pattern=NEAR, **WIDE), MASKED, globals=True),
+    "mobilebert": Case(_config("mobilebert", positions=32, **OF_MOBILE), MaskedLanguageModel()),
     "modernbert": Case(_config("modernbert", pattern=AROUND, **WIDE | {"depth": 4}), MASKED),
     "modernbert-decoder": Case(
         _config("modernbert-decoder", pattern=AROUND, **WIDE | {"depth": 4}), NextTokenPrediction()

@@ -13,9 +13,10 @@ from data_pipelines.examples.layout import Feature
 from finetune import probing
 from finetune.__main__ import main
 from finetune.commands.attention import of_heads
-from finetune.inside import attention_shares, layer_states, unrolled
+from finetune.inside import attention_shares, layer_states, plain
 from finetune.probing import fit, predicted, standardised
 from finetune.rows import joined
+from models.families.modernbert import ModernBertConfig
 from models.families.registry import family_of
 from tests.models.shapes import usual_heads
 from tests.pretrain import reference, tiny
@@ -23,9 +24,10 @@ from tests.pretrain import reference, tiny
 BERT, GPT2 = (
     dataclasses.replace(config, depth=2, width=16, feed_forward=32, positions=32) for config in (tiny.BERT, tiny.GPT2)
 )
+MODERN = ModernBertConfig(vocab_size=195, positions=32, width=32, depth=4, heads=2, feed_forward=48)
 
 
-@pytest.mark.parametrize("config", [BERT, GPT2], ids=["bert", "gpt2"])
+@pytest.mark.parametrize("config", [BERT, GPT2, MODERN], ids=["bert", "gpt2", "modernbert"])
 def test_states_and_attention_of_each_layer_are_transformers(config, tmp_path):
     theirs = reference.torch_model(config, "model")
     theirs.save_pretrained(tmp_path / "model")
@@ -33,16 +35,17 @@ def test_states_and_attention_of_each_layer_are_transformers(config, tmp_path):
     module = family_of(config).module(config, reference.FLOAT32, usual_heads(config))
     batch = reference.random_batch(config, 0, rows=3, length=12, slots=2)
     inputs = reference.torch_inputs(batch)
-    if config is GPT2:
-        del inputs["token_type_ids"]
+    if config is not BERT:
+        inputs.pop("token_type_ids", None)
     with torch.no_grad():
         expected = theirs(**inputs, output_hidden_states=True, output_attentions=True)
     opened = SimpleNamespace(module=module, source="here")
-    model = unrolled(opened, {name: Feature((12,)) for name in ("tokens", "types", "segments")})
+    model = plain(opened, {name: Feature((12,)) for name in ("tokens", "types", "segments")})
     look = jax.jit(lambda params, batch: (layer_states(model, params, batch), attention_shares(model, params, batch)))
     states, shares = look(params, batch)
     real = batch["segments"] > 0
-    assert len(states) == len(expected.hidden_states) == 3 and len(shares) == len(expected.attentions) == 2
+    assert len(states) == len(expected.hidden_states) == 1 + config.depth
+    assert len(shares) == len(expected.attentions) == config.depth
     for one, other in zip(states, expected.hidden_states, strict=True):
         np.testing.assert_allclose(one[real], other.numpy()[real], rtol=1e-4, atol=1e-5)
     for one, other in zip(shares, expected.attentions, strict=True):

@@ -122,6 +122,28 @@ def test_a_second_sequence_is_the_same_through_every_kernel_and_zeros_for_who_se
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-4), attended(kind), attended("xla"))
 
 
+@pytest.mark.parametrize("kind", OF_ALL_KEYS)
+def test_values_and_residuals_of_other_arrays_are_the_same_through_every_kernel(kind, anywhere):
+    """As in MobileBERT, where they have widths of their own."""
+    rng = np.random.default_rng(0)
+    x, values, residual = (rng.normal(size=(2, 128, width)).astype(np.float32) for width in (128, 48, 64))
+    mask = Mask(jnp.asarray(np.arange(128) < np.array([[128], [90]])).astype(np.int32))
+
+    def attended(attention):
+        sizes = LayerSizes(64, 2, 8, "gelu", 0.0, 0.0, 1e-12, 0.5, head_dim=64)
+        layer = MultiHeadAttention(sizes, Program(attention=attention))
+
+        def loss(*inputs):
+            x, values, residual = inputs
+            given = {"values": values, "residual": residual}
+            y = layer.init_with_output(jax.random.key(0), x, mask, None, **given)[0]
+            return jnp.sum(y * jnp.cos(jnp.arange(y.size)).reshape(y.shape)), y
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(x, values, residual)
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-4), attended(kind), attended("xla"))
+
+
 @pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
 def test_a_layer_at_slots_is_the_whole_row_there(pre_norm):
     layer = TransformerLayer(LayerSizes(8, 2, 16, "gelu", 0.0, 0.0, 1e-5, 0.5), Program(), pre_norm)

@@ -18,11 +18,13 @@ from models.families.bert import BertConfig
 from models.families.bigbird import BigBirdConfig
 from models.families.ctrl import CTRLConfig
 from models.families.deberta import DebertaConfig, DebertaV3Config
+from models.families.distilbert import DistilBertConfig
 from models.families.electra import ElectraConfig, Tower
 from models.families.ernie import ErnieConfig
 from models.families.gpt import GPTConfig
 from models.families.gpt2 import GPT2Config
 from models.families.longformer import LongformerConfig
+from models.families.mobilebert import MobileBertConfig
 from models.families.modernbert import ModernBertConfig, ModernBertDecoderConfig
 from models.families.registry import family_of
 from models.families.roberta import RobertaConfig
@@ -55,6 +57,7 @@ TOWERS = {"discriminator": Tower(16, 2, 2, 24), "generator": Tower(8, 2, 1, 12)}
 BIGBIRD = BigBirdConfig(pattern=Pattern("bigbird", block=4, random=2), positions=64, **SIZES)
 LONGFORMER = LongformerConfig(pattern=Pattern("longformer", block=128, windows=(4, 8)), positions=64, **SIZES)
 NEAR = SHORT | {"depth": 4, "pattern": Pattern("longformer", windows=(6,))}
+NARROW = {"embedding": 16, "bottleneck": 12, "reads": "narrow", "norm": "layer", "stacked": 1} | SHORT
 DECODERS = {"ctrl": CTRLConfig, "gpt": GPTConfig, "gpt2": GPT2Config}
 MODELS = {  # kind -> (config, tokenizer)
     "pretraining": (BertConfig(**SHORT), "wordpiece"),
@@ -70,6 +73,9 @@ MODELS = {  # kind -> (config, tokenizer)
     "deberta plain": (DebertaConfig(enhanced_decoder=False, **SHORT), "deberta"),
     "deberta classes": (DebertaConfig(**SHORT), "deberta"),
     "deberta v3": (DebertaV3Config(generator_depth=1, **SHORT), "deberta"),
+    "distilbert": (DistilBertConfig(**SHORT), "wordpiece"),
+    "mobilebert": (MobileBertConfig(embedding=8, bottleneck=12, **SHORT), "wordpiece"),
+    "mobilebert narrow": (MobileBertConfig(**NARROW), "wordpiece"),
     "unilm": (UniLMConfig(**SHORT), "wordpiece"),
     "ernie": (ErnieConfig(**SHORT), "wordpiece"),
     "xlnet": (XLNetConfig(**SIZES), "wordpiece"),

@@ -92,6 +92,12 @@ def torch_model(config, part, seed=0, heads=None):
     if getattr(config, "enhanced_decoder", False) and cls is transformers.DebertaV2ForMaskedLM:
         cls = DebertaV2ForMaskedLM
     model = cls(made_for)
+    if hasattr(model, "mobilebert"):  # whose tokens read padding, which its authors train
+        model.get_input_embeddings().padding_idx = None
+        for layer in model.mobilebert.encoder.layer if config.reads == "hidden" else ():  # as there, and not in IB-BERT
+            layer.attention.self.query, layer.attention.self.key = (
+                torch.nn.Linear(config.width, config.bottleneck) for _ in range(2)
+            )
     if not getattr(config, "tied", True):  # transformers 5 ties them whatever the config says
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     with torch.no_grad():

@@ -19,6 +19,7 @@ from models.core.parameters import leaves
 from models.core.program import Program
 from models.families import registry
 from models.families.bigbird import BigBirdConfig
+from models.families.distilbert import DistilBertConfig
 from models.families.longformer import LongformerConfig
 from models.families.registry import family_of
 from models.families.roberta import RobertaConfig
@@ -170,6 +171,16 @@ def test_a_unilm_begins_as_a_bert_whose_token_types_are_repeated_for_its_tasks(b
         rows = np.arange(6) % 2 if path == "embeddings/types" else slice(None)
         np.testing.assert_array_equal(leaf, theirs[rows], err_msg=path)
     assert "its 2 types are repeated up to 6" in caplog.text
+
+
+def test_a_distilbert_begins_as_a_bert_of_its_sizes_without_token_types_and_pooler(bert_run, trained, corpus_path):
+    fields = {field.name: getattr(tiny.BERT, field.name) for field in dataclasses.fields(DistilBertConfig)}
+    config, theirs = DistilBertConfig(**fields), dict(leaves(trained))
+    params = load_weights("--init-from", str(bert_run), config, parameter_shapes(config), Corpus(corpus_path))
+    for path, leaf in leaves(params):
+        np.testing.assert_array_equal(leaf, theirs.pop(path), err_msg=path)
+    assert {path.split("/")[0] for path in theirs} == {"embeddings", "pooler", "pair"}
+    assert {path for path in theirs if path.startswith("embeddings")} == {"embeddings/types"}
 
 
 BIGBIRD = BigBirdConfig(**{**vars(tiny.BERT), "positions": 80, "pattern": Pattern("bigbird", block=8)})

@@ -49,11 +49,14 @@ def _said(tmp_path, family, **changes):
         ("albert", {"num_hidden_groups": LACKING}, "config.json lacks num_hidden_groups; add"),  # once, for two fields
         ("albert", {"position_embedding_type": "relative_key"}, "which this family does not support"),
         ("bigbird", {"attention_type": "other"}, "model.pattern.name='other': use one of"),
+        ("distilbert", {"sinusoidal_pos_embds": True}, "sinusoidal_pos_embds=True, which this family does not support"),
         ("gpt", {"afn": "silu"}, "model.activation='silu': use one of .*; give another folder"),
         ("gpt2", {"embd_pdrop": 0.3, "resid_pdrop": 0.0}, "resid_pdrop=0.0, but 0.3 in another field .* model.dropout"),
         ("longformer", {"attention_window": None}, "windows.0=None: must be a whole number"),
         ("longformer", {"attention_window": 7}, r"model.pattern.windows=\[7\]: must be even"),
         ("longformer", {"attention_window": [2, 2, 2]}, "one for all layers, or one for each of the 2; there are 3"),
+        ("mobilebert", {"classifier_activation": True}, "config.json has classifier_activation=True, but needs False"),
+        ("mobilebert", {"normalization_type": "rms"}, "model.norm=None: must be"),
         ("modernbert", {"layer_types": ["sliding_attention"] * 4}, "layer_types=.*sliding_attention'.; give another"),
         (
             "modernbert",
@@ -99,6 +102,9 @@ def test_a_modernbert_is_read_in_the_form_of_its_hub_folders_and_in_that_of_tran
     assert config_from(tmp_path) == dense
 
 
+IMPLIED = "tie_word_embeddings", "d_head", "true_hidden_size"
+
+
 def _changed(value):
     """Another value of a config.json's field, None where nobody knows one."""
     if isinstance(value, bool):
@@ -116,9 +122,11 @@ def _changed(value):
         "bert",
         "bigbird",
         "ctrl",
+        "distilbert",
         "gpt",
         "gpt2",
         "longformer",
+        "mobilebert",
         "modernbert",
         "modernbert-decoder",
         "roberta",
@@ -128,9 +136,12 @@ def _changed(value):
 def test_no_field_that_changes_what_transformers_computes_is_read_over(tmp_path, family):
     """Each field of the class's config, changed alone, leaves its output as it is, or is read or refused.
 
-    But for two: whether embeddings are tied the weights say, and a head's width can be no other."""
+    But for three: whether embeddings are tied the weights say, and widths of heads and layers can be no others."""
     config, model = FAMILIES[family].sizes["tiny"], FAMILIES[family].hf["model"]
-    config = dataclasses.replace(config, vocab_size=64, width=8, feed_forward=32, dropout=0.0, attention_dropout=0.0)
+    without_norms = family == "mobilebert"
+    narrow = {"embedding": 4} if without_norms else {}
+    config = dataclasses.replace(config, vocab_size=64, width=8, feed_forward=32, **narrow)
+    config = dataclasses.replace(config, dropout=0.0, attention_dropout=0.0)
     kind = getattr(transformers, next(iter(model.architectures)))
     tokens = torch.arange(24).reshape(2, 12) % 50 + 5
 
@@ -138,14 +149,14 @@ def test_no_field_that_changes_what_transformers_computes_is_read_over(tmp_path,
         built = kind(kind.config_class.from_dict(fields)).eval()
         torch.manual_seed(0)
         for parameter in built.parameters():
-            parameter.data.normal_()
+            parameter.data.normal_(std=0.3 if without_norms else 1.0)
         with torch.no_grad():
             return built(tokens).to_tuple()[0]
 
     padding = {"pad_token_id": 0} if family.startswith("modernbert") else {}  # which is there beyond this vocabulary
     fields = kind.config_class.from_dict(config_fields(config, "model", {}, padding)).to_dict()
     usual, ours = output(fields), config_from(_said(tmp_path, family, **fields))
-    unknown = {name: _changed(value) for name, value in fields.items() if name not in ("tie_word_embeddings", "d_head")}
+    unknown = {name: _changed(value) for name, value in fields.items() if name not in IMPLIED}
     for name, value in unknown.items():
         if value is None or name.startswith(("output_", "return_")):
             continue

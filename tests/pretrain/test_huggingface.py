@@ -52,6 +52,9 @@ LOADERS = [  # kind, part, another class that loads it beside the one that it na
     ("deberta classes", "", "AutoModelForSequenceClassification"),
     ("deberta v3", "", "AutoModel"),
     ("deberta v3", "generator", "AutoModelForMaskedLM"),
+    ("distilbert", "", "AutoModelForMaskedLM"),
+    ("mobilebert", "", "AutoModelForPreTraining"),
+    ("mobilebert narrow", "", "AutoModelForPreTraining"),
     ("unilm", "", "AutoModelForMaskedLM"),
     ("xlnet", "", "AutoModelForPreTraining"),
     ("xlnet", "", "AutoModelForCausalLM"),
@@ -177,7 +180,8 @@ def test_a_legacy_head_of_a_deberta_is_said(configs, tmp_path):
 PUBLISHED = {
     "albert base": 11.8, "albert large": 17.8, "albert xlarge": 59.0, "albert xxlarge": 223.2, "bart large": 406.3,
     "bert base": None, "bigbird base": None,
-    "ctrl base": 1638.0, "electra base": None, "ernie base": None, "gpt base": 116.5, "gpt2 small": 124.4,
+    "ctrl base": 1638.0, "distilbert base": None, "electra base": None, "ernie base": None, "mobilebert base": None,
+    "gpt base": 116.5, "gpt2 small": 124.4,
     "gpt2 xl": 1557.6, "longformer base": None, "roberta base": 124.7, "roberta large": 355.4,
     "t5 base": None, "transformer base": None, "xlnet base": None,
 }  # fmt: skip

@@ -64,6 +64,13 @@ ROWS = {
         "longformer", {"pattern": Pattern("longformer", block=2, windows=(4, 14))}, {"globals": False}
     ),
     "longformer, global tokens of many heads": Row("longformer", {"heads": 16}),
+    "mobilebert, layer norms, all attention from the layer's bottleneck, one feed-forward block": Row(
+        "mobilebert", {"norm": "layer", "reads": "narrow", "stacked": 1}, gradients=True
+    ),
+    "mobilebert, layer norms of a larger epsilon": Row(
+        "mobilebert", {"norm": "layer", "norm_epsilon": 1e-2, "activation": "gelu"}, gradients=True
+    ),
+    "ib-bert": Row("mobilebert", {"norm": "layer", "reads": "hidden", "bottleneck": 24, "stacked": 1}, gradients=True),
     "gpt, relu": Row("gpt", {"activation": "relu"}),
     "xlnet, nothing remembered, rows read backwards": Row(
         "xlnet",

@@ -40,10 +40,13 @@ NUMBERS |= {"decoder_depth": 1, "source_depth": 1, "generator_depth": 1, "head_d
 
 
 def shrunk(recipe):
-    """The recipe with a tiny model: its phases, objective and optimiser as they are."""
+    """The recipe with a tiny model, and tiny teachers: its phases, objective and optimiser as they are."""
     towers = {"discriminator": Tower(**SMALL), "generator": Tower(16, 1, 1, 32), "embedding": 32}
-    sizes = towers if hasattr(recipe.model, "discriminator") else SMALL
-    return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, vocab_size=300, **sizes))
+    narrow = {"embedding": 32} if "embedding" in vars(recipe.model) else {}
+    sizes = towers if hasattr(recipe.model, "discriminator") else SMALL | narrow
+    small = lambda model, sizes: dataclasses.replace(model, vocab_size=300, **sizes)
+    teachers = tuple(dataclasses.replace(one, model=small(one.model, SMALL), copied="") for one in recipe.teachers)
+    return dataclasses.replace(recipe, model=small(recipe.model, sizes), teachers=teachers)
 
 
 def numbered(value, **more):
@@ -54,7 +57,8 @@ def numbered(value, **more):
 
 def of_one_trace(recipe):
     """A tiny recipe, the same for all whose steps differ in numbers alone."""
-    model, more = shrunk(recipe).model, {}
+    small, more = shrunk(recipe), {}
+    model = small.model
     if cutoffs := getattr(model, "cutoffs", ()):
         more |= {"cutoffs": (100, 200)[: len(cutoffs)]}
     if sparse := getattr(model, "pattern", Pattern()).name != "dense":
@@ -64,7 +68,7 @@ def of_one_trace(recipe):
     phase = numbered(recipe.phases[0], length=length, globals=4, global_base=None, **targets)
     optimizer, schedule = Optimizer(recipe.optimizer.name), Schedule("constant", peak=1e-3)
     parts = {"model": numbered(model, **more), "objective": numbered(recipe.objective), "phases": (phase,)}
-    return Recipe("tiny", "", optimizer=optimizer, schedule=schedule, steps=20, **parts)
+    return Recipe("tiny", "", optimizer=optimizer, schedule=schedule, steps=20, teachers=small.teachers, **parts)
 
 
 TRACES = {of_one_trace(recipe): name for name, recipe in RECIPES.items()}

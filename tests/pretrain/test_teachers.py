@@ -1,4 +1,4 @@
-"""A toy distillation: a teacher from another run stands beside the model, never trained, saved once."""
+"""Distillation: a teacher from another run stands beside the model, never trained, saved once."""
 
 import dataclasses
 
@@ -7,53 +7,26 @@ import jax.numpy as jnp
 import pytest
 
 from data_pipelines.errors import UserError
-from models.blocks.heads import TOKENS
+from models.families.deberta import DebertaConfig
+from pretrain.objectives.distillation import Distillation
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
-from pretrain.objectives.objective import TEACHERS, Teacher, Term, inputs_of
-from pretrain.objectives.protocols import Encoder
-from pretrain.recipe import OBJECTIVES, check, from_json, to_json
+from pretrain.objectives.matching import Match
+from pretrain.objectives.objective import TEACHERS, Teacher
+from pretrain.recipe import check, from_json, to_json
 from pretrain.schedules import Schedule
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.opened import restore
 from pretrain.training.run import run
 from pretrain.training.step import model_flops
+from pretrain.training.teaching import taken, with_sources
 from tests.pretrain import boxes, tiny
 
 STUDENT = tiny.BERT
 TEACHER = dataclasses.replace(STUDENT, width=48)
 WIDE = boxes.BoxedConfig(width=24)
 PLAIN = MaskedLanguageModel(next_sentence=False)
-
-
-@dataclasses.dataclass(frozen=True)
-class Distillation(MaskedLanguageModel):
-    """Masked tokens, and what a teacher makes of them (Hinton et al. 2015) in place of their pair."""
-
-    next_sentence: bool = False
-    temperature: float = 2.0
-
-    teachers = {"teacher": (Encoder, TOKENS)}
-
-    def weights(self, batch):
-        return super().weights(batch) | {"soft": batch["prediction_weights"].sum()}
-
-    def coefficients(self, step):
-        return {"mlm": 1.0, "soft": 1.0}
-
-    def loss(self, model, params, batch, carry, moment):
-        terms, carry, counts = super().loss(model, params, batch, carry, moment)
-        inputs, slots = inputs_of(model, batch), batch["prediction_positions"]
-        variables, vocab = {"params": params}, model.config.vocab_size
-        hidden = model.apply(variables, inputs, moment.noise, slots, method="encode")
-        ours = model.apply(variables, TOKENS, hidden, method="apply_head")[:, :vocab]
-        teacher = moment.teachers["teacher"]
-        theirs = teacher.apply(TOKENS, teacher.apply(inputs, None, slots, method="encode"), method="apply_head")[
-            :, :vocab
-        ]
-        soft = jax.nn.softmax(theirs / self.temperature)
-        nats = -jnp.sum(soft * jax.nn.log_softmax(ours / self.temperature), axis=-1)
-        return terms | {"soft": Term(jnp.sum(nats * batch["prediction_weights"].reshape(-1)))}, carry, counts
 
 
 def recipe(source, teacher=TEACHER, **changes):
@@ -70,7 +43,6 @@ def of_boxes(source, teacher=WIDE, **changes):
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    monkeypatch.setitem(OBJECTIVES, "distillation", Distillation)
     boxes.register(monkeypatch)
 
 
@@ -92,8 +64,117 @@ def test_a_student_learns_from_a_run_and_goes_on_without_it_bit_for_bit(corpus_p
     restored = restore(RunDirectory(tmp_path / "twice"))
     assert tiny.equal(restored.frozen[TEACHERS]["teacher"], restore(RunDirectory(moved)).params)
     figures = read_metrics(RunDirectory(tmp_path / "twice"), "eval")[-1]
-    assert figures["loss"] == pytest.approx(figures["mlm_loss"] + figures["soft_loss"], rel=1e-5)
-    assert figures["soft_loss"] > 0
+    assert figures["loss"] == pytest.approx(figures["mlm_loss"] + figures["logits_kl_loss"], rel=1e-5)
+    assert figures["logits_kl_loss"] > 0
+
+
+INSIDE = (
+    Match("hidden", "mse"),
+    Match("values", "kl", weight=0.0, weight_end=1.0, steps=4),
+    Match("hidden", "cosine", "top"),
+)
+
+
+def test_a_student_of_what_is_inside_trains_its_projections_and_goes_on_bit_for_bit(corpus_path, tmp_path):
+    run(tiny.bert(model=TEACHER, objective=PLAIN, steps=1), tiny.options(corpus_path, tmp_path / "teacher"))
+    sources = {name: Teacher(name, str(tmp_path / "teacher"), TEACHER) for name in ("one", "other")}
+    sources["one"] = dataclasses.replace(sources["one"], copied="embeddings")
+    objective = Distillation(losses=INSIDE, own=0.0, taught_by=("one", "other"), several="drawn")
+    taught = lambda steps: recipe("", objective=objective, teachers=tuple(sources.values()), steps=steps)
+    run(taught(4), tiny.options(corpus_path, tmp_path / "once"))
+    for steps in (2, 4):
+        run(taught(steps), tiny.options(corpus_path, tmp_path / "twice"))
+    first, last = tiny.final_state(tmp_path / "twice", 2).params, tiny.final_state(tmp_path / "twice", 4).params
+    assert tiny.equal(last, tiny.final_state(tmp_path / "once", 4).params)
+    before, after = (params["projections"]["one"]["hidden"] for params in (first, last))
+    assert before.shape == (32, 48) and not (before == after).all()
+    of_teacher = restore(RunDirectory(tmp_path / "teacher")).params
+    copied = lambda params: params["predictions"]["dense"]["kernel"]  # which no loss of the student reads
+    assert (copied(last) == copied(of_teacher)).all() and copied(last).any()
+    figures = read_metrics(RunDirectory(tmp_path / "once"), "eval")[-1]
+    parts = {match.name: figures[f"{match.name}_loss"] for match in INSIDE}
+    assert figures["loss"] == pytest.approx(sum(parts.values()), rel=1e-5)
+
+
+def test_a_student_begins_with_layers_of_its_teacher():
+    deep = dataclasses.replace(STUDENT, depth=4)
+    teacher = lambda copied, model=deep: Teacher("teacher", "", model, copied)
+    student = recipe("", model=dataclasses.replace(STUDENT, depth=2), teachers=(teacher("2 4"),))
+    theirs = initial_params(assemble(tiny.bert(model=deep, objective=PLAIN)), jax.random.key(1))
+    ours = initial_params(assemble(student))
+    begun = taken(student, {"teacher": theirs}, ours)
+    of_layers = lambda params: params["layers"]["attention"]["query"]["kernel"]
+    assert (of_layers(begun) == of_layers(theirs)[jnp.array([1, 3])]).all()
+    assert tiny.equal(begun["embeddings"], theirs["embeddings"]) and not tiny.equal(ours, begun)
+    outside = dataclasses.replace(student, teachers=(teacher("embeddings"),))
+    begun = taken(outside, {"teacher": theirs}, ours)
+    assert tiny.equal(begun["embeddings"], theirs["embeddings"]) and tiny.equal(begun["layers"], ours["layers"])
+    narrow = dataclasses.replace(student, model=dataclasses.replace(student.model, width=16))
+    with pytest.raises(
+        UserError, match=r"^teachers.0.copied='2 4': embeddings/.* is \[.*, 32\] there and \[.*, 16\] her"
+    ):
+        taken(narrow, {"teacher": theirs}, initial_params(assemble(narrow)))
+    wrong = dataclasses.replace(student, teachers=(teacher("2 5"),))
+    with pytest.raises(
+        UserError, match="^teachers.0.copied='2 5': 2 5: does not name 2 of the teacher's 4 layers; use"
+    ):
+        taken(wrong, {"teacher": theirs}, ours)
+    foreign = dataclasses.replace(student, teachers=(teacher("first", tiny.GPT2),))
+    with pytest.raises(
+        UserError, match="^teachers.0.copied='first': a bert takes no weights from a gpt2; leave it out"
+    ):
+        taken(foreign, {"teacher": theirs}, ours)
+
+
+def test_the_command_line_names_a_teacher_whose_config_is_read(source, corpus_path, tmp_path):
+    unnamed, workdir = of_boxes(""), RunDirectory(tmp_path / "run")
+    found = with_sources(unnamed, str(source), workdir).teachers[0]
+    assert (found.source, found.model.width) == (str(source), WIDE.width)
+    with pytest.raises(
+        UserError, match="^--teacher: bert needs one; give a Hugging Face folder or the workdir of a run"
+    ):
+        with_sources(unnamed, None, workdir)
+    with pytest.raises(UserError, match="^--teacher a=x: the recipe's teachers are teacher; write NAME=PATH,NAME=PATH"):
+        with_sources(unnamed, "a=x", workdir)
+    with pytest.raises(UserError, match="^--teacher x: toy has no teacher; leave it out"):
+        with_sources(boxes.recipe(), "x", workdir)
+    with pytest.raises(UserError, match=r"^--teacher .*nowhere"):
+        with_sources(unnamed, str(tmp_path / "nowhere"), workdir)
+    run(with_sources(unnamed, str(source), workdir), tiny.options(corpus_path, workdir.path))
+    source.rename(source.with_name("elsewhere"))
+    for given in (str(source), None):
+        assert with_sources(unnamed, given, workdir).teachers == (found,)
+
+
+def test_losses_that_cannot_be_are_said_in_one_line():
+    def refused(losses, teacher=TEACHER, student=STUDENT, **fields):
+        with pytest.raises((UserError, ValueError)) as error:
+            check(recipe("x", teacher, model=student, objective=Distillation(losses=losses, **fields)))
+        return str(error.value)
+
+    deep = dataclasses.replace(TEACHER, depth=3)
+    two = dataclasses.replace(STUDENT, depth=2)
+    assert "hidden_mse: skip: 3 layers are not a multiple of 2; give" in refused((Match("hidden", "mse"),), deep, two)
+    more = dataclasses.replace(TEACHER, heads=4)
+    assert refused((Match("scores", "mse"),), more) == (
+        "objective.losses: scores_mse: needs as many heads in both: model.width=32 and 48, heads=2 and 4; change one "
+        "of them"
+    )
+    uneven = (Match("values", "kl", relation_heads=3),)
+    assert refused(uneven).startswith("objective.losses: values_kl: relation_heads=3 must divide model.width=32 and 48")
+    deberta = DebertaConfig(vocab_size=195, positions=32, width=32, depth=1, heads=2, feed_forward=64)
+    assert "DebertaConfig attends otherwise than by" in refused((Match("attention", "kl"),), deberta)
+    assert "must be one or more, each once" in refused((Match(), Match(temperature=2.0)))
+    assert "objective.several='all': use mean or drawn" in refused((Match(),), several="all")
+    assert "there is no 'logits' by 'cosine'; use logits by kl, cross-entropy, mse" in _message("logits", "cosine")
+    assert "needs steps with the end of its weight" in _message(weight_end=0.5)
+    assert "losses.layers='3': use skip, first, last, top, or pairs" in _message("hidden", "mse", "3")
+
+
+def _message(*fields, **named):
+    with pytest.raises(ValueError) as error:
+        Match(*fields, **named)
+    return str(error.value)
 
 
 def test_what_is_wrong_with_a_teacher_is_said_in_one_line(corpus_path, source, tmp_path):

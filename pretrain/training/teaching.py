@@ -1,0 +1,93 @@
+"""Teachers of a run: their sources and configs from `--teacher`, and the weights that a student takes from them."""
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from data_pipelines.cloud import is_file, local_folder, place
+from data_pipelines.errors import UserError
+from models.core.parameters import LAYERS, Params, leaves, nest
+from models.families.registry import name_of, renamed
+from pretrain.huggingface.config import config_from
+from pretrain.huggingface.load import counterparts
+from pretrain.objectives.matching import teacher_layers
+from pretrain.objectives.objective import Teacher
+from pretrain.recipe import Recipe
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.assembly import own_parameters
+
+log = logging.getLogger(__name__)
+OUTSIDE = "embeddings"  # of `Teacher.copied`: what is outside of the layers
+
+
+def with_sources(recipe: Recipe, given: str | None, workdir: RunDirectory) -> Recipe:
+    """Give the recipe's teachers the sources of `--teacher` (PATH, or NAME=PATH,NAME=PATH) and the configs there; those
+    of the former recipe if the run is resumed from a checkpoint, when no source is read."""
+    names = [teacher.name for teacher in recipe.teachers]
+    if given is None:
+        lacking = [teacher.name for teacher in recipe.teachers if not teacher.source]
+        if lacking and not workdir.checkpoint_steps():
+            raise UserError(f"--teacher: {recipe.name} needs one; give a Hugging Face folder or the workdir of a run")
+        return recipe if not lacking else dataclasses.replace(recipe, teachers=workdir.read_recipe().teachers)
+    if not names:
+        raise UserError(f"--teacher {given}: {recipe.name} has no teacher; leave it out, or use distilbert-base")
+    listed = dict(part.split("=", 1) for part in given.split(",")) if "=" in given else {names[0]: given}
+    if sorted(listed) != sorted(names):
+        raise UserError(f"--teacher {given}: the recipe's teachers are {', '.join(names)}; write NAME=PATH,NAME=PATH")
+    if workdir.checkpoint_steps():
+        before = {teacher.name: teacher for teacher in workdir.read_recipe().teachers}
+        teachers = [before.get(teacher.name, teacher) for teacher in recipe.teachers]
+    else:
+        teachers = [
+            dataclasses.replace(teacher, source=listed[teacher.name], model=_config(listed[teacher.name]))
+            for teacher in recipe.teachers
+        ]
+    return dataclasses.replace(recipe, teachers=tuple(teachers))
+
+
+def _config(source: str) -> Any:
+    directory = RunDirectory(place(source))
+    if is_file(directory.recipe):
+        return directory.read_recipe().model
+    with local_folder(directory.path) as folder:
+        try:
+            return config_from(folder)
+        except UserError as error:
+            raise UserError(f"--teacher {error}") from None
+
+
+def taken(recipe: Recipe, teachers: Mapping[str, Params], drawn: Params) -> Params:
+    """Return a student's initial weights: the random ones, with what it takes from its teachers (`Teacher.copied`)."""
+    flat, table = dict(leaves(drawn)), {row.path: row for row in own_parameters(recipe)}
+    for index, teacher in enumerate(recipe.teachers):
+        if teacher.copied:
+            theirs = dict(leaves(teachers[teacher.name]))
+            flat |= _taken(f"teachers.{index}.copied={teacher.copied!r}", teacher, recipe.model, theirs, flat, table)
+    return nest(flat)
+
+
+def _taken(setting: str, teacher: Teacher, student, theirs: Mapping, ours: Mapping, table: Mapping) -> dict:
+    if renamed(teacher.model, student) is None:
+        kinds = name_of(student), name_of(teacher.model)
+        raise UserError(f"{setting}: a {kinds[0]} takes no weights from a {kinds[1]}; leave it out")
+    rows = None
+    if teacher.copied != OUTSIDE:
+        try:
+            rows = np.array(teacher_layers(teacher.copied, student.depth, teacher.model.depth)) - 1
+        except ValueError as error:
+            raise UserError(f"{setting}: {error}") from None
+    found = {}
+    for path, name in counterparts(teacher.model, student).items():
+        in_layers = path in table and table[path].axes[:1] == (LAYERS,)
+        if path not in ours or name not in theirs or in_layers and rows is None:
+            continue
+        array = theirs[name][rows] if in_layers else theirs[name]
+        if array.shape == ours[path].shape:
+            found[path] = array
+        elif rows is not None:
+            raise UserError(f"{setting}: {path} is {[*array.shape]} there and {[*ours[path].shape]} here; leave it out")
+    log.info("%s: %d of the student's %d parameters begin with the teacher's", setting, len(found), len(ours))
+    return found
