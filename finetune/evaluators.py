@@ -68,6 +68,6 @@ def figures_of(
     answers = task.answers(data.examples, data.rows, {**predictions.outputs, **generated}, data.labels)
     if any(example.label is None for example in data.examples):
         return {}, answers
-    factors, (terms, weights) = task.coefficients(0), predictions.sums
-    loss = sum(factors[name] * float(term.sum) / max(float(weights[name]), 1e-30) for name, term in terms.items())
+    terms, weights = predictions.sums  # the task's own, whatever their factors in training
+    loss = sum(float(term.sum) / max(float(weights[name]), 1e-30) for name, term in terms.items())
     return {"loss": loss} | task.figures(data.examples, answers, data.labels), answers

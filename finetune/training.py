@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tyro.conf import Suppress
 
-from data_pipelines.cloud import is_file, local_folder
+from data_pipelines.cloud import is_file, local_folder, place
 from data_pipelines.corpus import written
 from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import spread
@@ -25,14 +25,16 @@ from finetune.options import Training
 from finetune.patterns import served, shortest
 from finetune.rows import Rows, TaskData, buckets, with_rows
 from finetune.task import FinetuningTask, is_causal
+from finetune.teaching import TEACHER
 from finetune.texts import ending, fitting
 from models.blocks.heads import TASK_HEADS
 from models.families.deberta import DebertaV3Config
 from models.families.electra import ElectraConfig
 from models.families.registry import FAMILIES, family_of, name_of
 from pretrain.huggingface.config import config_from, folders
+from pretrain.huggingface.load import label_places
 from pretrain.lora import Lora
-from pretrain.objectives.objective import Task
+from pretrain.objectives.objective import Task, Teacher
 from pretrain.optimizers import Optimizer
 from pretrain.options import Options
 from pretrain.recipe import Recipe, model_in, to_json
@@ -70,13 +72,14 @@ class Read(NamedTuple):
 
 class Inputs(NamedTuple):
     """Everything that a run needs besides its options.   model: its config, with labels.   weights: hash of --from.
-    length: maximum number of tokens in a row."""
+    length: maximum number of tokens in a row.   teachers: one or none."""
 
     model: Any
     made: Made
     weights: str
     length: int
     read: Mapping[str, Read]
+    teachers: tuple[Teacher, ...]
 
 
 class Programs:
@@ -123,6 +126,8 @@ def _with_names_of_finetuning() -> Iterator[None]:
         yield
     except UserError as error:
         text = str(error).replace("--init-from", "--from").replace("--schedule.", "--").replace("phases.0.", "--")
+        text = text.replace("teachers.0.source", "--teacher").replace("teachers.0.", "--teacher: its ")
+        text = text.replace("the recipe the heads that it has", "one finetuned on this task")
         raise type(error)(text) from error.__cause__
 
 
@@ -160,7 +165,8 @@ def _check_unchanged(options: Training, data: Mapping[str, TaskData], recipe: Re
 
 def changed_options(before: Recipe, now: Recipe) -> list[str]:
     """Return '--peak 0.001, now 0.01' for each option of `finetune run` in which two recipes differ, except `steps`."""
-    old, new = (run_directory.flat(json.loads(to_json(one))) for one in (before, now))
+    both = (dataclasses.replace(one, teachers=()) for one in (before, now))  # --teacher is of the objective
+    old, new = (run_directory.flat(json.loads(to_json(one))) for one in both)
     fields = *dataclasses.fields(Training), *dataclasses.fields(now.objective)
     known = {field.name for field in fields if Suppress not in getattr(field.type, "__metadata__", ())}
     found = {}
@@ -180,7 +186,7 @@ def prepared(
     """
     inputs = programs.inputs = programs.inputs or _inputs(tasks, options)
     model, read, options = inputs.model, inputs.read, dataclasses.replace(options, length=inputs.length)
-    recipe = recipe_of(read, model, options)
+    recipe = dataclasses.replace(recipe_of(read, model, options), teachers=inputs.teachers)
     if not options.from_scratch:
         recipe = dataclasses.replace(recipe, source=f"finetuning of weights {inputs.weights}")
     epoch = max(1, -(-sum(one.number for one in read.values()) // options.batch_size))
@@ -210,10 +216,39 @@ def _inputs(tasks: Mapping[str, Files], options: Training) -> Inputs:
             part = len(labels), len(labels) + len(one.dev.labels)
             read[name] = one._replace(task=dataclasses.replace(one.task, part=part))
         labels += [f"{name}/{label}" if name else label for label in one.dev.labels]
-    config = served(config, max(buckets(rows.lengths)[-1] for one in read.values() for rows in one.rows.values()))
+    longest = max(buckets(rows.lengths)[-1] for one in read.values() for rows in one.rows.values())
+    teachers = _teachers(read, made, options.workdir, longest)
+    config = served(config, longest)
     has_labels = "labels" in {field.name for field in dataclasses.fields(config)}
     model = dataclasses.replace(config, labels=tuple(labels)) if has_labels else config
-    return Inputs(model, made, weights_of(options.source), options.length, read)
+    return Inputs(model, made, weights_of(options.source), options.length, read, teachers)
+
+
+def _teachers(read: Mapping[str, Read], made: Made, workdir: Path, longest: int) -> tuple[Teacher, ...]:
+    """Return the teacher of a task with --teacher; it is not read if the run in `workdir` has it. UserError if it
+    cannot teach.   made: the model's tokenizer.   longest: length of a row."""
+    taught = [one for one in read.values() if getattr(one.task, "teacher", "")]
+    if not taught:
+        return ()
+    task, labels, workdir = taught[0].task, taught[0].dev.labels, RunDirectory(workdir)
+    before = workdir.read_recipe().teachers if workdir.checkpoint_steps() else ()
+    if [teacher.source for teacher in before] == [task.teacher]:
+        return before
+    config, their_made = source_model(place(task.teacher), "--teacher")
+    known, reason = getattr(config, "labels", ()), ""
+    if len(read) > 1:
+        reason = "teaches only a task that is trained alone"
+    elif their_made.tokenizer.get_vocab() != made.tokenizer.get_vocab():
+        reason = "has another tokenizer than --from"
+    elif task.suited(config) != task:
+        reason = f"is a {name_of(config)}, which reads other tokens of a row than the model in --from"
+    elif label_places(known, labels) is not None:
+        config = dataclasses.replace(config, labels=tuple(labels))  # its head is read in their order
+    elif not len(known) == len(labels) == 1:  # numbers may have other names
+        reason = f"has the labels {', '.join(known)}, not {', '.join(labels)}" if known else "was not finetuned"
+    if reason:
+        raise UserError(f"--teacher {task.teacher}: {reason}; give another one, finetuned on this task")
+    return (Teacher(TEACHER, task.teacher, served(config, longest), best=True),)
 
 
 def weights_of(source: Path) -> str:
@@ -231,15 +266,15 @@ def weights_of(source: Path) -> str:
     return hashed.hexdigest()[:16]
 
 
-def source_model(source: Path) -> tuple[Any, Made]:
-    """Return the config and tokenizer of a run or a Hugging Face folder. UserError if it is neither."""
+def source_model(source: Path, option: str = "--from") -> tuple[Any, Made]:
+    """Return the config and tokenizer of a run or a Hugging Face folder. UserError names `option` if it is neither."""
     directory = RunDirectory(source)
     if is_file(directory.recipe):
         with local_folder(directory.tokenizer) as folder:
             config, made = model_in(recipe := directory.read_recipe(), len(recipe.phases) - 1), stored.load(folder)
         return _as_finetuned(config, made)
     if not is_file(directory.path / "config.json"):
-        raise UserError(f"--from {source}: is neither a run nor a Hugging Face folder; give one of them")
+        raise UserError(f"{option} {source}: is neither a run nor a Hugging Face folder; give one of them")
     with local_folder(directory.path) as folder:
         config = config_from(folder, FAMILIES["electra-encoder"])
         return _as_finetuned(config, stored.load(next(iter(folders(folder, family_of(config)).values()))))

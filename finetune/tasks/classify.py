@@ -17,7 +17,8 @@ from data_pipelines.examples.layout import Feature
 from finetune import metrics
 from finetune.files import Record, as_text, records
 from finetune.rows import joined
-from finetune.task import FinetuningTask, apply_head, hidden_states
+from finetune.task import apply_head, hidden_states
+from finetune.teaching import Taught
 from finetune.texts import encoded, in_windows
 from models.blocks.heads import CLASSIFIER
 from models.blocks.positions import gather_positions
@@ -40,7 +41,7 @@ class Labelled(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Classify(FinetuningTask):
+class Classify(Taught):
     """A head predicts one of several classes, or with `regression` a number.
 
     With `windows`, a text longer than a row is split into overlapping windows. Each window is trained on the text's
@@ -65,6 +66,7 @@ class Classify(FinetuningTask):
     stride: int = 0  # tokens between the starts of two windows; 0: half of a window's text tokens
 
     def __post_init__(self):
+        super().__post_init__()
         ranges = {"label_smoothing": SHARE, "r_drop": NOT_NEGATIVE, "auxiliary": NOT_NEGATIVE, "stride": COUNT_OR_NONE}
         check_ranges(self, ranges, "--")
         self._check_windows()
@@ -75,8 +77,8 @@ class Classify(FinetuningTask):
         known = metrics.OF_NUMBERS if self.regression else metrics.OF_CLASSES
         if self.metric and self.metric not in known:
             raise ValueError(unknown("--metric: unknown metric", self.metric, known))
-        for name in ("label_smoothing", "class_weights", "r_drop"):
-            if self.regression and getattr(self, name):
+        for name, unset in {"label_smoothing": 0.0, "class_weights": (), "r_drop": 0.0, "temperature": 1.0}.items():
+            if self.regression and getattr(self, name) != unset:
                 raise ValueError(f"--{name.replace('_', '-')}: --regression has no classes; leave it out")
 
     def _check_windows(self):
@@ -173,21 +175,22 @@ class Classify(FinetuningTask):
             factors = model.apply({"params": params}, hidden, method="softmax")
             nats, hits, *_ = softmax_sums(*factors, _next(batch["tokens"]), _next(batch["segments"] > 0)[None] * 1.0)
             outputs = self._logits(model, params, gather_positions(hidden, batch["place"][:, None]), moment.noise)
-            return self.terms(outputs, batch) | {"text": Term(nats[0], hits[0])}, carry, {}
+            terms = self.terms(outputs, batch) | self.soft_terms(batch, moment, outputs)
+            return terms | {"text": Term(nats[0], hits[0])}, carry, {}
         twice = [self.scores(model, params, batch, site(moment.noise, time)) for time in range(2)]
         one, other = (self.terms(outputs, batch)["label"] for outputs in twice)
         logs = [jax.nn.log_softmax(outputs["logits"]) for outputs in twice]
         apart = ((jnp.exp(logs[0]) - jnp.exp(logs[1])) * (logs[0] - logs[1])).sum(1)  # KL divergence in both directions
         label = Term((one.sum + other.sum) / 2, (one.hits + other.hits) / 2)
-        return {"label": label, "r_drop": Term(jnp.sum(self._weights(batch) * apart) / 4)}, carry, {}
+        terms = {"label": label, "r_drop": Term(jnp.sum(self.loss_weights(batch) * apart) / 4)}
+        return terms | self.soft_terms(batch, moment, *twice), carry, {}
 
     def weights(self, batch):
-        of_rows = self._weights(batch).sum()
-        further = {"r_drop": of_rows} if self.r_drop else {}
+        of_rows = self.loss_weights(batch).sum()
+        further = super().weights(batch) | ({"r_drop": of_rows} if self.r_drop else {})
         return {"label": of_rows} | further | ({"text": _next(batch["segments"] > 0).sum()} if self.auxiliary else {})
 
-    def _weights(self, batch):
-        """Return the loss weight of each row, f32[rows]; 0 for a row without label."""
+    def loss_weights(self, batch):
         labels = batch["labels"]
         if self.regression:
             return jnp.isfinite(labels).astype(jnp.float32)
@@ -196,10 +199,11 @@ class Classify(FinetuningTask):
 
     def coefficients(self, step):
         further = {"r_drop": self.r_drop, "text": self.auxiliary}
-        return {"label": 1.0} | {term: factor for term, factor in further.items() if factor}
+        further = {term: factor for term, factor in further.items() if factor}
+        return {"label": self.own_weight} | super().coefficients(step) | further
 
     def terms(self, outputs, batch):
-        logits, labels, weights = outputs["logits"], batch["labels"], self._weights(batch)
+        logits, labels, weights = outputs["logits"], batch["labels"], self.loss_weights(batch)
         if self.regression:
             return {"label": Term(jnp.sum(weights * jnp.square(logits[:, 0] - jnp.nan_to_num(labels))))}
         log = jax.nn.log_softmax(logits)

@@ -18,7 +18,8 @@ from data_pipelines.formats.conll import Options
 from finetune import metrics
 from finetune.rows import Rows, joined
 from finetune.sentences import NONE, Pieces, Sentence, rows_of, sentences
-from finetune.task import FinetuningTask, apply_head, hidden_states
+from finetune.task import apply_head, hidden_states
+from finetune.teaching import Taught
 from models.blocks.crf import CRF, Transitions, best_path, log_likelihood
 from models.blocks.heads import TAGGER
 from models.blocks.positions import gather_positions
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Tag(FinetuningTask):
+class Tag(Taught):
     """A head predicts a tag for each word."""
 
     # Columns, counted from 1, of files with one word a line: the word, by default the first, in CoNLL-U the second; and
@@ -44,11 +45,14 @@ class Tag(FinetuningTask):
     crf: bool = False  # use a conditional random field over the tags of a sentence
 
     def __post_init__(self):
+        super().__post_init__()
         self._options()
         if self.pieces not in PIECES:
             raise ValueError(unknown("--pieces: unknown value", self.pieces, PIECES))
         if self.crf and self.pieces == "all":
             raise ValueError("--crf: reads only the first piece of a word; leave out --pieces all")
+        if self.crf and self.teacher:
+            raise ValueError("--crf: has no probabilities of single words for --teacher; leave one of them out")
 
     def _options(self) -> Options:
         return Options(token_column=self.token_column, label_column=self.label_column)
@@ -106,10 +110,13 @@ class Tag(FinetuningTask):
         return {"tags": outputs["tags"]}, terms  # only what answers need leaves the device
 
     def weights(self, batch):
-        return {"tag": (batch["labels"] != NONE).sum().astype(jnp.float32)}
+        return {"tag": self.loss_weights(batch).sum()} | super().weights(batch)
+
+    def loss_weights(self, batch):
+        return (batch["labels"] != NONE).astype(jnp.float32)
 
     def coefficients(self, step):
-        return {"tag": 1.0}
+        return {"tag": self.own_weight} | super().coefficients(step)
 
     def terms(self, outputs, batch):
         if self.crf:

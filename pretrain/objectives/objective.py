@@ -39,6 +39,7 @@ class Teacher:
     # What the student's weights begin with: '' for nothing, embeddings (all outside of the layers), or also the layers
     # skip (every n-th), first, last, or those with these numbers, from 1 on: '1 3 5'
     copied: str = ""
+    best: bool = False  # whether to read a run's best checkpoint in place of its newest
 
 
 def scope(name: str) -> str:

@@ -22,7 +22,7 @@ from pretrain.objectives.objective import TEACHERS
 from pretrain.options import Options
 from pretrain.recipe import Recipe, asked
 from pretrain.storage import run_directory
-from pretrain.storage.best import best, losses
+from pretrain.storage.best import LOSS, best, losses
 from pretrain.storage.checkpoints import Checkpoints, TrainState, load_frozen, phase_of, save_frozen
 from pretrain.storage.journal import Journal, Warnings, open_journal, read_metrics
 from pretrain.storage.run_directory import RunDirectory, changed, disk_errors, versions
@@ -136,7 +136,8 @@ def initial_weights(placed: Placed, corpus: Corpus, options: Options) -> Initial
             weights = load_weights(INIT_FROM, source, recipe.model, wanted, corpus, random if heads_anew else None)
         for index, teacher in enumerate(() if resumes else recipe.teachers):
             setting, wanted = f"teachers.{index}.source", shapes[TEACHERS][teacher.name]
-            teachers[teacher.name] = load_weights(setting, teacher.source, teacher.model, wanted, corpus)
+            given = setting, teacher.source, teacher.model, wanted, corpus
+            teachers[teacher.name] = load_weights(*given, best=teacher.best)
         if weights is None and any(teacher.copied and teacher.name in teachers for teacher in recipe.teachers):
             weights = taken(recipe, teachers, random())
         return InitialWeights(weights, {TEACHERS: teachers} if teachers else {})
@@ -195,17 +196,17 @@ def _first_state(
 
 
 def load_weights(
-    setting: str, source: str, config, shapes: Params, corpus: Corpus, start: Callable[..., Params] | None = None
+    setting: str, source: str, config, shapes: Params, corpus: Corpus, start: Callable | None = None, best: bool = False
 ) -> Params:
     """Load parameters for a config into this host's memory, a nested dict of NumPy arrays like `shapes`.
 
     setting: name of the source in errors.   start: makes random parameters, for heads that the source lacks; None makes
-    a missing head an error.   UserError if the source has another model or vocabulary.
+    a missing head an error.   best: take a run's best checkpoint.   UserError if it has another model or vocabulary.
     """
     directory = RunDirectory(source)
     try:
         if is_file(directory.recipe):
-            return _of_run(directory, config, shapes, corpus, start)
+            return _of_run(directory, config, shapes, corpus, start, best)
         with local_folder(directory.path) as folder:
             return load(folder, config, shapes, corpus.tokenizer_path, start)
     except UserError as error:
@@ -216,7 +217,7 @@ def load_weights(
         raise UserError(f"{setting} {message}") from None
 
 
-def _of_run(directory: RunDirectory, config, shapes: Params, corpus: Corpus, start) -> Params:
+def _of_run(directory: RunDirectory, config, shapes: Params, corpus: Corpus, start, best: bool) -> Params:
     """Load the parameters from another run."""
     source, recipe = str(directory.path), directory.read_recipe()
     check_same(source, recipe.model, config)
@@ -226,7 +227,7 @@ def _of_run(directory: RunDirectory, config, shapes: Params, corpus: Corpus, sta
     check_heads(source, lacking, stored - set(names.values()), anew=start is not None)
     with local_folder(directory.tokenizer) as tokenizer:
         check_vocabulary(tokenizer, corpus.tokenizer_path, recipe.model, config)
-    restored = restore(directory, mesh=host_mesh())
+    restored = restore(directory, mesh=host_mesh(), best_of=LOSS if best else None)
     trained = jax.device_get(dict(leaves(restored.whole)))
     converted = to_target(source, trained, restored.assembly.model.config, config)
     taken = {path: array for path, array in converted.items() if path in wanted}

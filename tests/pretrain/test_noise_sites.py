@@ -16,7 +16,8 @@ from tests.pretrain.fields import replaced
 
 MAKE = (tiny.albert, tiny.bert, tiny.electra, tiny.etc, tiny.gpt2, tiny.transformer_xl, tiny.xlnet)
 RECIPES = {recipe.name: recipe for recipe in (make() for make in MAKE)}
-RECIPES["mobilebert"] = tiny.bert(model=MobileBertConfig(195, 32, width=32, heads=2, embedding=16, bottleneck=24))
+MOBILE = MobileBertConfig(vocab_size=195, positions=32, width=32, heads=2, embedding=16, bottleneck=24)
+RECIPES["mobilebert"] = tiny.bert(model=MOBILE)
 TRANSLATION = BartTranslationConfig(195, 32, 32, 1, 1, 2, 64, source_depth=1)
 RECIPES["bart-translation"] = tiny.t5(model=TRANSLATION)
 PLACES = {"albert": 7, "bart-translation": 21, "bert": 7, "electra": 12, "bigbird-etc": 14, "gpt2": 7, "mobilebert": 5}

@@ -88,9 +88,8 @@ def test_a_student_of_what_is_inside_trains_its_projections_and_goes_on_bit_for_
     assert tiny.equal(last, tiny.final_state(tmp_path / "once", 4).params)
     before, after = (params["projections"]["one"]["hidden"] for params in (first, last))
     assert before.shape == (32, 48) and not (before == after).all()
-    of_teacher = restore(RunDirectory(tmp_path / "teacher")).params
-    copied = lambda params: params["predictions"]["dense"]["kernel"]  # which no loss of the student reads
-    assert (copied(last) == copied(of_teacher)).all() and copied(last).any()
+    head = lambda params: params["predictions"]["dense"]["kernel"]  # which no loss of the student reads
+    assert (head(first) == head(last)).all()
     figures = read_metrics(RunDirectory(tmp_path / "once"), "eval")[-1]
     parts = {match.name: figures[f"{match.name}_loss"] for match in INSIDE}
     assert figures["loss"] == pytest.approx(sum(parts.values()), rel=1e-5)

@@ -1,0 +1,64 @@
+"""Distillation in finetuning: a model learns a finetuned teacher's probabilities beside the labels of its file."""
+
+import abc
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from finetune.task import FinetuningTask, Outputs
+from models.core.ranges import NOT_NEGATIVE, POSITIVE, check_ranges
+from pretrain.objectives.matching import KL, MSE, soft
+from pretrain.objectives.objective import Batch, Moment, Term, scope
+
+TEACHER, SOFT = "teacher", "soft"  # names in the recipe and of the term in the loss
+RANGES = {"temperature": POSITIVE, "soft_weight": NOT_NEGATIVE, "own_weight": NOT_NEGATIVE}
+
+
+@dataclasses.dataclass(frozen=True)
+class Taught(FinetuningTask):
+    """Base class of tasks that a teacher can teach (Hinton et al. 2015, arXiv:1503.02531, section 2). `scores` gives
+    `logits`; those of a single label are numbers, compared by their squared difference."""
+
+    # Also learn the probabilities of this model, a finetuned run or a Hugging Face folder with the same tokenizer and
+    # labels; it is read when the run starts and kept in the workdir
+    teacher: str = ""
+    temperature: float = 1.0  # with --teacher: of both models' probabilities; their loss is multiplied with its square
+    soft_weight: float = 1.0  # with --teacher: factor of the loss between the model's and the teacher's probabilities
+    own_weight: float = 1.0  # with --teacher: factor of the loss on the labels of --train
+
+    def __post_init__(self):
+        check_ranges(self, RANGES, "--")
+        changed = [name for name in RANGES if getattr(self, name) != 1.0]
+        if changed and not self.teacher:
+            raise ValueError(f"--{changed[0].replace('_', '-')}: needs --teacher; give it, or leave this out")
+
+    @property
+    def teachers(self):
+        return {TEACHER: self.asks} if self.teacher else {}
+
+    @abc.abstractmethod
+    def loss_weights(self, batch: Batch) -> Array:
+        """Return the weight of each prediction in the losses, f32[rows, ...]; 0 where there is none."""
+
+    def weights(self, batch):
+        return {SOFT: self.loss_weights(batch).sum()} if self.teacher else {}
+
+    def coefficients(self, step):
+        return {SOFT: self.soft_weight} if self.teacher else {}
+
+    def loss(self, model, params, batch, carry, moment):
+        outputs = self.scores(model, params, batch, moment.noise)
+        return self.terms(outputs, batch) | self.soft_terms(batch, moment, outputs), carry, {}
+
+    def soft_terms(self, batch: Batch, moment: Moment, *passes: Outputs) -> dict[str, Term]:
+        """Return the loss between the scores of one or more passes and the teacher's, their mean; {} without one."""
+        if not self.teacher:
+            return {}
+        teacher = moment.teachers[TEACHER]
+        with jax.named_scope(scope(TEACHER)):
+            theirs = self.scores(teacher.module, teacher.params, batch)["logits"]
+        by = MSE if theirs.shape[-1] == 1 else KL
+        losses = sum(soft(outputs["logits"], theirs, by, self.temperature) for outputs in passes)
+        return {SOFT: Term(jnp.sum(self.loss_weights(batch) * losses) / len(passes))}
