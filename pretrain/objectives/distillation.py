@@ -41,7 +41,7 @@ class Taught(Objective):
     reads_logits: ClassVar[tuple[type | str, ...]] = ()
 
     losses: tuple[Match, ...] = (Match(),)  # between the student and its teachers
-    own: float = 1.0  # factor of the student's own loss
+    own: float = 1.0  # factor of the student's own loss of tokens
     taught_by: tuple[str, ...] = ("teacher",)  # names of teachers of the recipe
     several: str = MEAN  # with several teachers: the mean of their losses, or those of one, drawn in each step
 
@@ -86,7 +86,9 @@ class Taught(Objective):
 
     def coefficients(self, step):
         # Without the own loss, a head that no other loss reads keeps its weights, also under weight decay.
-        ours = {term: self.own * factor for term, factor in super().coefficients(step).items() if self.own}
+        usual, tokens = super().coefficients(step), {*self.predictions}
+        ours = {term: factor * (self.own if term in tokens else 1.0) for term, factor in usual.items()}
+        ours = {term: factor for term, factor in ours.items() if self.own or term not in tokens}
         return ours | {match.name: match.weight_at(step) for match in self.losses}
 
     def tokens(self, batch: Batch) -> Tokens:
