@@ -13,7 +13,7 @@ from data_pipelines.tokenizers.made import Made
 from finetune.rows import Rows, TaskRows, buckets
 from finetune.task import hidden_states
 from models.core.family import unfit_inputs
-from models.core.inside import HIDDEN, SHARES, of_layers
+from models.core.inside import HIDDEN, SHARES, of_layers, states
 from models.core.parameters import Params
 from models.core.program import Program
 from models.families.registry import family_of, name_of
@@ -63,7 +63,7 @@ def are_special(made: Made, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
 def layer_states(model: nn.Module, params: Params, batch: Batch) -> Array:
     """Return f32[depth + 1, rows, length, width]: the embeddings and each layer's output, the last as heads see it."""
     last, found = hidden_states(model, params, batch, mutable=[HIDDEN])
-    return jnp.concatenate([of_layers(found, HIDDEN)[:-1], last[None]]).astype(jnp.float32)
+    return states(found, last).astype(jnp.float32)
 
 
 def attention_shares(model: nn.Module, params: Params, batch: Batch) -> Array:

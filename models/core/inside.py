@@ -13,6 +13,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 HIDDEN, PROJECTED, SHARES = COLLECTIONS = "hidden", "projected", "attention_shares"
 
@@ -33,3 +34,8 @@ def of_layers(found: Mapping[str, Any], collection: str) -> Any:
     stacks, skipped = entries(found, collection), int(collection == HIDDEN)
     join = lambda first, *others: jnp.concatenate([first, *(other[skipped:] for other in others)])
     return jax.tree.map(join, *stacks) if stacks else None
+
+
+def states(found: Mapping[str, Any], last: Array) -> Array:
+    """Return the recorded hidden states, the last as heads see it: behind a last norm, if the model has one."""
+    return jnp.concatenate([of_layers(found, HIDDEN)[:-1], last[None]])

@@ -10,6 +10,7 @@ padding reads it; transformers keeps its first value.
 """
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import flax.linen as nn
@@ -188,6 +189,7 @@ _OURS = {theirs: name for name, theirs in NORMS.items()}
 _UNREAD = ["queries and keys do not load, as they read another width"]
 _MORE = Parameter(f"{TOKENS}/more_tokens", ("vocab", None), {"model": Slot("cls.predictions.dense.weight", "T")})
 _TOKENS, _, *_HEADS = of_blocks.bert_heads("", of_blocks.pair_head("cls.seq_relationship"))  # without the pooler
+_ib_bert = functools.partial(MobileBertConfig, activation="gelu", dropout=0.1, reads=HIDDEN, stacked=1, norm="layer")
 FAMILY = encoder_family(
     config=MobileBertConfig,
     sizes={
@@ -195,9 +197,8 @@ FAMILY = encoder_family(
         # Sun et al. 2020, table 1, where "small" is MobileBERT-TINY
         "small": MobileBertConfig(reads=NARROW, stacked=2),
         "base": MobileBertConfig(),
-        "ib-bert": MobileBertConfig(
-            feed_forward=4096, activation="gelu", dropout=0.1, bottleneck=1024, reads=HIDDEN, stacked=1, norm="layer"
-        ),
+        "ib-bert-tiny": _ib_bert(width=256, depth=4, embedding=64, bottleneck=256, heads=2, feed_forward=1024),
+        "ib-bert": _ib_bert(bottleneck=1024, feed_forward=4096),
     },
     trunk=MobileBert,
     table=parameters,

@@ -16,12 +16,23 @@ from jax import Array
 from data_pipelines.errors import UserError
 from models.attention.patterns.pattern import DENSE
 from models.blocks.heads import TOKENS
+from models.blocks.layer import layer_sizes
 from models.blocks.positions import gather_positions
-from models.core.inside import HIDDEN, PROJECTED, of_layers
+from models.core.inside import HIDDEN, PROJECTED, of_layers, states
 from models.core.ranges import NOT_NEGATIVE, check_ranges
 from models.families.registry import family_of
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
-from pretrain.objectives.matching import LOGITS, Match, Side, Tokens, denominator, total
+from pretrain.objectives.matching import (
+    ATTENTION,
+    EMBEDDINGS,
+    LOGITS,
+    SCORES,
+    Match,
+    Side,
+    Tokens,
+    denominator,
+    total,
+)
 from pretrain.objectives.next_token_prediction import NextTokenPrediction, softmax_terms
 from pretrain.objectives.objective import Batch, Bound, Moment, Objective, Term, inputs_of
 from pretrain.objectives.protocols import CausalDecoder, Encoder
@@ -41,9 +52,10 @@ class Taught(Objective):
     reads_logits: ClassVar[tuple[type | str, ...]] = ()
 
     losses: tuple[Match, ...] = (Match(),)  # between the student and its teachers
-    own: float = 1.0  # factor of the student's own loss
+    own: float = 1.0  # factor of the student's own loss of tokens
     taught_by: tuple[str, ...] = ("teacher",)  # names of teachers of the recipe
-    several: str = MEAN  # with several teachers: the mean of their losses, or those of one, drawn in each step
+    # With several teachers: the mean of their losses, or those of one, drawn in each step, alike for all seeds
+    several: str = MEAN
 
     def __post_init__(self):
         super().__post_init__()
@@ -75,8 +87,7 @@ class Taught(Objective):
         for name in self.taught_by:
             for match in self.losses:
                 _check(match, model_config, teachers[name])
-                widths = model_config.width, teachers[name].width
-                if match.projects and widths[0] != widths[1]:
+                if match.projects and (widths := (model_config.width, teachers[name].width))[0] != widths[1]:
                     made[f"{PROJECTIONS}/{name}/{match.of}"] = widths
         return made
 
@@ -86,7 +97,9 @@ class Taught(Objective):
 
     def coefficients(self, step):
         # Without the own loss, a head that no other loss reads keeps its weights, also under weight decay.
-        ours = {term: self.own * factor for term, factor in super().coefficients(step).items() if self.own}
+        usual, tokens = super().coefficients(step), {*self.predictions}
+        ours = {term: factor * (self.own if term in tokens else 1.0) for term, factor in usual.items()}
+        ours = {term: factor for term, factor in ours.items() if self.own or term not in tokens}
         return ours | {match.name: match.weight_at(step) for match in self.losses}
 
     def tokens(self, batch: Batch) -> Tokens:
@@ -170,13 +183,18 @@ class CausalDistillation(Taught, NextTokenPrediction):
 
 def _recorded(apply: Callable, inputs, noise, method: str, asked: list[str]) -> tuple[Array, Side]:
     hidden, found = apply(inputs, noise, method=method, mutable=asked)
-    return hidden, Side(of_layers(found, HIDDEN), of_layers(found, PROJECTED))
+    return hidden, Side(states(found, hidden) if HIDDEN in asked else None, of_layers(found, PROJECTED))
 
 
 def _check(match: Match, student: Any, teacher: Any) -> None:
     """Raise UserError if a loss cannot compare these models."""
     setting = f"objective.losses: {match.name}"
-    if match.of != LOGITS:
+    for config in (student, teacher):
+        if match.of != LOGITS and not (hasattr(config, "depth") and hasattr(config, "width")):
+            raise UserError(
+                f"{setting}: {type(config).__name__} has several encoders; use another model, as from the folder of one"
+            )
+    if match.of not in (LOGITS, EMBEDDINGS):
         try:
             match.pairs(student.depth, teacher.depth)
         except ValueError as error:
@@ -185,16 +203,16 @@ def _check(match: Match, student: Any, teacher: Any) -> None:
         return
     for config in (student, teacher):
         pattern = getattr(config, "pattern", None)
-        if family_of(config).attention != "self" or pattern is not None and pattern.name != DENSE:
+        # Distances are a part of T5's scores that is not recorded.
+        biased = match.of in (SCORES, ATTENTION) and hasattr(config, "buckets")
+        if family_of(config).attention != "self" or biased or pattern is not None and pattern.name != DENSE:
             raise UserError(
                 f"{setting}: {type(config).__name__} attends otherwise than by scaled products of all tokens; leave "
                 "this loss out, or use another model"
             )
-    wanted = match.relation_heads
-    heads = {config.width % wanted if wanted else config.heads for config in (student, teacher)}
-    if heads != {0} and (wanted or len(heads) > 1):
-        what = f"relation_heads={wanted} must divide" if wanted else "needs as many heads in both:"
-        raise UserError(
-            f"{setting}: {what} model.width={student.width} and {teacher.width}, heads={student.heads} and "
-            f"{teacher.heads}; change one of them"
-        )
+    heads, wanted = (student.heads, teacher.heads), match.relation_heads
+    widths = [layer_sizes(config).heads_width for config in (student, teacher)]
+    if wanted and any(width % wanted for width in widths):
+        raise UserError(f"{setting}: relation_heads={wanted} must divide the widths of all heads, {widths}; change it")
+    if not wanted and heads[0] != heads[1]:
+        raise UserError(f"{setting}: needs as many heads in both, but model.heads are {[*heads]}; change one of them")

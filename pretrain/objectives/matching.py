@@ -1,7 +1,7 @@
 """Losses between a student and its teacher, each a sum over tokens, pairs of tokens or rows.
 
 Soft targets: Hinton et al. 2015 (arXiv:1503.02531), section 2. Hidden states, embeddings and attention scores: Jiao et
-al. 2020 (TinyBERT, arXiv:1909.10351), equations 7 to 10. Attention probabilities by KL: Sun et al. 2020 (MobileBERT,
+al. 2020 (TinyBERT, arXiv:1909.10351), equations 7 to 9. Attention probabilities by KL: Sun et al. 2020 (MobileBERT,
 arXiv:2004.02984), equation 2. Relations of values: Wang et al. 2020 (MiniLM, arXiv:2002.10957), equation 7; of queries
 and keys: Wang et al. 2021 (arXiv:2012.15828), equation 6. Flow of solution procedure: Yim et al. 2017, equation 1.
 Neuron selectivity: Huang & Wang 2017 (arXiv:1707.01219), section 4.1, with the polynomial kernel.
@@ -20,6 +20,7 @@ from jax import Array
 from models.blocks.products import table_scores
 from models.core.inside import HIDDEN, PROJECTED
 from models.core.ranges import COUNT_OR_NONE, NOT_NEGATIVE, POSITIVE, check_ranges
+from models.core.sharding import parts_of
 
 LOGITS, EMBEDDINGS, LAYERS_HIDDEN, SCORES, ATTENTION = "logits", "embeddings", "hidden", "scores", "attention"
 RELATIONS = {"queries": 0, "keys": 1, "values": 2}  # place among what attention projects
@@ -32,7 +33,7 @@ MEASURES = {
     ATTENTION: (KL, CROSS_ENTROPY, MSE),
     **dict.fromkeys(RELATIONS, (KL,)),
 }
-BLOCK = 64  # positions of a decoder whose logits are in memory at a time
+LOGITS_AT_ONCE = 2**26  # of a decoder, on a device
 NAMED = EVERY, FIRST, LAST, TOP = "skip", "first", "last", "top"
 
 
@@ -64,6 +65,12 @@ class Match:
         check_ranges(self, ranges | given, "losses.")
         if bool(given) != bool(self.steps):
             raise ValueError(f"losses: {self.name} needs steps with the end of its weight or temperature, or neither")
+        if self.temperature != 1.0 and self.by not in (KL, CROSS_ENTROPY):
+            raise ValueError(f"losses.temperature={self.temperature}: has no effect by {self.by}; leave it out")
+        if self.layers != EVERY and self.of in (LOGITS, EMBEDDINGS):
+            raise ValueError(f"losses.layers={self.layers!r}: has no effect on {self.of}; leave it out")
+        if self.relation_heads and self.of not in RELATIONS:
+            raise ValueError(f"losses.relation_heads={self.relation_heads}: has no effect on {self.of}; leave it out")
         if self.layers not in NAMED and not re.fullmatch(r"\d+:\d+( \d+:\d+)*", self.layers):
             raise ValueError(f"losses.layers={self.layers!r}: use {', '.join(NAMED)}, or pairs like '1:3 2:6'")
 
@@ -116,7 +123,7 @@ def teacher_layers(which: str, student: int, teacher: int) -> list[int]:
     if which in (FIRST, LAST):
         found = [layer + (teacher - student if which == LAST else 0) for layer in range(1, student + 1)]
     else:
-        found = [int(number) for number in which.split() if number.isdecimal()]
+        found = [int(number) if number.isdecimal() else 0 for number in which.split()]
     if len(found) != student or not all(1 <= layer <= teacher for layer in found):
         raise ValueError(
             f"{which}: does not name {student} of the teacher's {teacher} layers; use {EVERY}, {FIRST}, {LAST}, or one "
@@ -170,7 +177,7 @@ def denominator(match: Match, tokens: Tokens) -> Array:
     if match.by in (FLOW, NEURONS):
         return tokens.real.max(axis=1).sum()
     if match.of == SCORES or (match.of, match.by) == (ATTENTION, MSE):
-        return tokens.seen.sum().astype(jnp.float32)
+        return tokens.seen.sum(dtype=jnp.float32)  # more pairs than an int32 counts
     return tokens.real.sum()
 
 
@@ -216,10 +223,13 @@ def soft(ours: Array, theirs: Array, by: str, temperature: Array | float, seen: 
 
 def _of_factors(ours: tuple, theirs: tuple, by: str, temperature, weights: Array) -> Array:
     """Sum `soft` over the positions f32[rows, length] of two decoders, a block of them at a time."""
+    (rows, length), vocab = weights.shape, len(ours[1])
+    (devices,) = parts_of(("batch",), (rows,))
+    block = min(max(1, LOGITS_AT_ONCE * devices // (rows * vocab)), length)
 
-    def cut(x: Array) -> Array:  # [blocks, rows, BLOCK, ...]
-        x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % BLOCK)] + [(0, 0)] * (x.ndim - 2))
-        return x.reshape(x.shape[0], -1, BLOCK, *x.shape[2:]).swapaxes(0, 1)
+    def cut(x: Array) -> Array:  # [blocks, rows, block, ...]
+        x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % block)] + [(0, 0)] * (x.ndim - 2))
+        return x.reshape(x.shape[0], -1, block, *x.shape[2:]).swapaxes(0, 1)
 
     @jax.checkpoint
     def of_block(parts: tuple[Array, Array, Array]) -> Array:
@@ -237,8 +247,8 @@ def _of_squares(ours: Array, theirs: Array, real: Array) -> Array:
 
 
 def _of_cosines(ours: Array, theirs: Array, real: Array) -> Array:
-    norms = jnp.linalg.norm(ours, axis=-1) * jnp.linalg.norm(theirs, axis=-1)
-    return jnp.sum((1.0 - jnp.sum(ours * theirs, -1) / jnp.maximum(norms, 1e-8)) * real)
+    norm = lambda x: jnp.sqrt(jnp.sum(jnp.square(x), -1) + 1e-12)  # whose gradient is finite for a vector of zeros
+    return jnp.sum((1.0 - jnp.sum(ours * theirs, -1) / (norm(ours) * norm(theirs))) * real)
 
 
 def _of_flow(before: tuple[Array, Array], after: tuple[Array, Array], real: Array) -> Array:

@@ -18,6 +18,7 @@ from data_pipelines.progress import busy
 from models.core.parameters import Params, leaves, nest
 from pretrain.huggingface.config import check_same
 from pretrain.huggingface.load import ANEW, check_heads, check_vocabulary, counterparts, load, to_target
+from pretrain.objectives.distillation import PROJECTIONS
 from pretrain.objectives.objective import TEACHERS
 from pretrain.options import Options
 from pretrain.recipe import Recipe, asked
@@ -132,12 +133,17 @@ def initial_weights(placed: Placed, corpus: Corpus, options: Options) -> Initial
     def load() -> InitialWeights:
         weights, teachers = None, {}
         if source is not None:
-            wanted = {name: part for name, part in shapes.items() if name != TEACHERS}
+            beside = {name: part for name, part in shapes.items() if name in (TEACHERS, PROJECTIONS)}
+            wanted = {name: part for name, part in shapes.items() if name not in beside}
             weights = load_weights(INIT_FROM, source, recipe.model, wanted, corpus, random if heads_anew else None)
+            if PROJECTIONS in beside:  # drawn anew
+                weights |= random([path for path, _ in leaves({PROJECTIONS: beside[PROJECTIONS]})])
         for index, teacher in enumerate(() if resumes else recipe.teachers):
             setting, wanted = f"teachers.{index}.source", shapes[TEACHERS][teacher.name]
             given = setting, teacher.source, teacher.model, wanted, corpus
             teachers[teacher.name] = load_weights(*given, best=teacher.best)
+        if source is not None and any(teacher.copied for teacher in recipe.teachers):
+            raise UserError(f"{INIT_FROM} {source}: the student begins with its teacher's weights; leave it out")
         if weights is None and any(teacher.copied and teacher.name in teachers for teacher in recipe.teachers):
             weights = taken(recipe, teachers, random())
         return InitialWeights(weights, {TEACHERS: teachers} if teachers else {})

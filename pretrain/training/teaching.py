@@ -1,7 +1,6 @@
 """Teachers of a run: their sources and configs from `--teacher`, and the weights that a student takes from them."""
 
 import dataclasses
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,11 +14,10 @@ from pretrain.huggingface.config import config_from
 from pretrain.huggingface.load import counterparts
 from pretrain.objectives.matching import teacher_layers
 from pretrain.objectives.objective import Teacher
-from pretrain.recipe import Recipe
+from pretrain.recipe import Recipe, model_in
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import own_parameters
 
-log = logging.getLogger(__name__)
 OUTSIDE = "embeddings"  # of `Teacher.copied`: what is outside of the layers
 
 
@@ -34,24 +32,35 @@ def with_sources(recipe: Recipe, given: str | None, workdir: RunDirectory) -> Re
         return recipe if not lacking else dataclasses.replace(recipe, teachers=workdir.read_recipe().teachers)
     if not names:
         raise UserError(f"--teacher {given}: {recipe.name} has no teacher; leave it out, or use distilbert-base")
-    listed = dict(part.split("=", 1) for part in given.split(",")) if "=" in given else {names[0]: given}
-    if sorted(listed) != sorted(names):
+    parts = [part.partition("=") for part in given.split(",")]
+    named = len(names) > 1 or parts[0][0] in names and parts[0][1]
+    listed = {name: path for name, _, path in parts} if named else {names[0]: given}
+    if sorted(listed) != sorted(names) or not all(listed.values()):
         raise UserError(f"--teacher {given}: the recipe's teachers are {', '.join(names)}; write NAME=PATH,NAME=PATH")
     if workdir.checkpoint_steps():
-        before = {teacher.name: teacher for teacher in workdir.read_recipe().teachers}
-        teachers = [before.get(teacher.name, teacher) for teacher in recipe.teachers]
+        teachers = workdir.read_recipe().teachers
+        if (before := {teacher.name: teacher.source for teacher in teachers}) != listed:
+            raise UserError(f"--teacher {given}: the run in {workdir.path} began with {before}; give it, or none")
     else:
         teachers = [
             dataclasses.replace(teacher, source=listed[teacher.name], model=_config(listed[teacher.name]))
             for teacher in recipe.teachers
         ]
-    return dataclasses.replace(recipe, teachers=tuple(teachers))
+    recipe = dataclasses.replace(recipe, teachers=tuple(teachers))
+    for index, teacher in enumerate(recipe.teachers):
+        if teacher.copied:
+            _layers(_setting(index, teacher), teacher, recipe.model)
+    return recipe
+
+
+def _setting(index: int, teacher: Teacher) -> str:
+    return f"teachers.{index}.copied={teacher.copied!r}"
 
 
 def _config(source: str) -> Any:
     directory = RunDirectory(place(source))
     if is_file(directory.recipe):
-        return directory.read_recipe().model
+        return model_in(recipe := directory.read_recipe(), len(recipe.phases) - 1)
     with local_folder(directory.path) as folder:
         try:
             return config_from(folder)
@@ -65,29 +74,34 @@ def taken(recipe: Recipe, teachers: Mapping[str, Params], drawn: Params) -> Para
     for index, teacher in enumerate(recipe.teachers):
         if teacher.copied:
             theirs = dict(leaves(teachers[teacher.name]))
-            flat |= _taken(f"teachers.{index}.copied={teacher.copied!r}", teacher, recipe.model, theirs, flat, table)
+            flat |= _taken(_setting(index, teacher), teacher, recipe.model, theirs, flat, table)
     return nest(flat)
 
 
-def _taken(setting: str, teacher: Teacher, student, theirs: Mapping, ours: Mapping, table: Mapping) -> dict:
+def _layers(setting: str, teacher: Teacher, student: Any) -> np.ndarray | None:
+    """Return the rows of the teacher's stack that a student takes, None for none; UserError if it cannot."""
     if renamed(teacher.model, student) is None:
         kinds = name_of(student), name_of(teacher.model)
         raise UserError(f"{setting}: a {kinds[0]} takes no weights from a {kinds[1]}; leave it out")
-    rows = None
-    if teacher.copied != OUTSIDE:
-        try:
-            rows = np.array(teacher_layers(teacher.copied, student.depth, teacher.model.depth)) - 1
-        except ValueError as error:
-            raise UserError(f"{setting}: {error}") from None
-    found = {}
+    if teacher.copied == OUTSIDE:
+        return None
+    try:
+        return np.array(teacher_layers(teacher.copied, student.depth, teacher.model.depth)) - 1
+    except ValueError as error:
+        raise UserError(f"{setting}: {error}") from None
+
+
+def _taken(setting: str, teacher: Teacher, student: Any, theirs: Mapping, ours: Mapping, table: Mapping) -> dict:
+    rows, found = _layers(setting, teacher, student), {}
     for path, name in counterparts(teacher.model, student).items():
         in_layers = path in table and table[path].axes[:1] == (LAYERS,)
         if path not in ours or name not in theirs or in_layers and rows is None:
             continue
+        if in_layers and {len(theirs[name]) - teacher.model.depth, len(ours[path]) - student.depth} != {0}:
+            raise UserError(f"{setting}: layers are shared, or in several stacks; use {OUTSIDE}")
         array = theirs[name][rows] if in_layers else theirs[name]
         if array.shape == ours[path].shape:
             found[path] = array
-        elif rows is not None:
+        elif rows is not None or path.startswith(f"{OUTSIDE}/"):
             raise UserError(f"{setting}: {path} is {[*array.shape]} there and {[*ours[path].shape]} here; leave it out")
-    log.info("%s: %d of the student's %d parameters begin with the teacher's", setting, len(found), len(ours))
     return found

@@ -78,7 +78,6 @@ INSIDE = (
 def test_a_student_of_what_is_inside_trains_its_projections_and_goes_on_bit_for_bit(corpus_path, tmp_path):
     run(tiny.bert(model=TEACHER, objective=PLAIN, steps=1), tiny.options(corpus_path, tmp_path / "teacher"))
     sources = {name: Teacher(name, str(tmp_path / "teacher"), TEACHER) for name in ("one", "other")}
-    sources["one"] = dataclasses.replace(sources["one"], copied="embeddings")
     objective = Distillation(losses=INSIDE, own=0.0, taught_by=("one", "other"), several="drawn")
     taught = lambda steps: recipe("", objective=objective, teachers=tuple(sources.values()), steps=steps)
     run(taught(4), tiny.options(corpus_path, tmp_path / "once"))
@@ -118,6 +117,13 @@ def test_a_student_begins_with_layers_of_its_teacher():
         UserError, match="^teachers.0.copied='2 5': 2 5: does not name 2 of the teacher's 4 layers; use"
     ):
         taken(wrong, {"teacher": theirs}, ours)
+    albert = dataclasses.replace(tiny.ALBERT, depth=2)
+    shared = dataclasses.replace(student, model=albert, teachers=(teacher("skip", albert),))
+    of_albert = initial_params(assemble(shared))
+    with pytest.raises(
+        UserError, match="^teachers.0.copied='skip': layers are shared, or in several stacks; use embed"
+    ):
+        taken(shared, {"teacher": of_albert}, of_albert)
     foreign = dataclasses.replace(student, teachers=(teacher("first", tiny.GPT2),))
     with pytest.raises(
         UserError, match="^teachers.0.copied='first': a bert takes no weights from a gpt2; leave it out"
@@ -133,16 +139,22 @@ def test_the_command_line_names_a_teacher_whose_config_is_read(source, corpus_pa
         UserError, match="^--teacher: bert needs one; give a Hugging Face folder or the workdir of a run"
     ):
         with_sources(unnamed, None, workdir)
-    with pytest.raises(UserError, match="^--teacher a=x: the recipe's teachers are teacher; write NAME=PATH,NAME=PATH"):
-        with_sources(unnamed, "a=x", workdir)
+    two = dataclasses.replace(unnamed, teachers=(*unnamed.teachers, dataclasses.replace(found, name="other")))
+    for wrong in ("x", "teacher=x,y", "teacher=x,others=y"):
+        with pytest.raises(
+            UserError, match="^--teacher .*: the recipe's teachers are teacher, other; write NAME=PATH,"
+        ):
+            with_sources(two, wrong, workdir)
     with pytest.raises(UserError, match="^--teacher x: toy has no teacher; leave it out"):
         with_sources(boxes.recipe(), "x", workdir)
     with pytest.raises(UserError, match=r"^--teacher .*nowhere"):
         with_sources(unnamed, str(tmp_path / "nowhere"), workdir)
     run(with_sources(unnamed, str(source), workdir), tiny.options(corpus_path, workdir.path))
     source.rename(source.with_name("elsewhere"))
-    for given in (str(source), None):
+    for given in (str(source), f"teacher={source}", None):
         assert with_sources(unnamed, given, workdir).teachers == (found,)
+    with pytest.raises(UserError, match="^--teacher other: the run in .* began with .*teacher.*; give it, or none"):
+        with_sources(unnamed, "other", workdir)
 
 
 def test_losses_that_cannot_be_are_said_in_one_line():
@@ -156,11 +168,15 @@ def test_losses_that_cannot_be_are_said_in_one_line():
     assert "hidden_mse: skip: 3 layers are not a multiple of 2; give" in refused((Match("hidden", "mse"),), deep, two)
     more = dataclasses.replace(TEACHER, heads=4)
     assert refused((Match("scores", "mse"),), more) == (
-        "objective.losses: scores_mse: needs as many heads in both: model.width=32 and 48, heads=2 and 4; change one "
-        "of them"
+        "objective.losses: scores_mse: needs as many heads in both, but model.heads are [2, 4]; change one of them"
     )
     uneven = (Match("values", "kl", relation_heads=3),)
-    assert refused(uneven).startswith("objective.losses: values_kl: relation_heads=3 must divide model.width=32 and 48")
+    assert refused(uneven) == (
+        "objective.losses: values_kl: relation_heads=3 must divide the widths of all heads, [32, 48]; change it"
+    )
+    check(recipe("x", deep, model=two, objective=Distillation(losses=(Match("embeddings", "mse"),))))
+    assert "ElectraConfig has several encoders; use another" in refused((Match("hidden", "mse"),), tiny.ELECTRA)
+    assert "T5Config attends otherwise than by scaled products" in refused((Match("attention", "kl"),), tiny.T5)
     deberta = DebertaConfig(vocab_size=195, positions=32, width=32, depth=1, heads=2, feed_forward=64)
     assert "DebertaConfig attends otherwise than by" in refused((Match("attention", "kl"),), deberta)
     assert "must be one or more, each once" in refused((Match(), Match(temperature=2.0)))
@@ -168,6 +184,9 @@ def test_losses_that_cannot_be_are_said_in_one_line():
     assert "there is no 'logits' by 'cosine'; use logits by kl, cross-entropy, mse" in _message("logits", "cosine")
     assert "needs steps with the end of its weight" in _message(weight_end=0.5)
     assert "losses.layers='3': use skip, first, last, top, or pairs" in _message("hidden", "mse", "3")
+    assert "losses.layers='top': has no effect on logits" in _message(layers="top")
+    assert "losses.temperature=2.0: has no effect by mse" in _message("hidden", "mse", temperature=2.0)
+    assert "losses.relation_heads=2: has no effect on attention" in _message("attention", "kl", relation_heads=2)
 
 
 def _message(*fields, **named):
