@@ -380,6 +380,7 @@ def trainings(study: Study, options: Options, folder: Path, prepared: Path) -> l
             if run.teacher:
                 given += ("--teacher", str(workdir(run.teacher)))
                 recipe = str(folder / f"{name}.json")
+                folder.mkdir(parents=True, exist_ok=True)
                 Path(recipe).write_text(to_json(student(run)))
             found.append(Training(name, recipe, seed, given, workdir(name), str(prepared)))
     return found

@@ -55,10 +55,10 @@ def test_probabilities_are_those_counted_in_dictionaries(order):
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_a_study_has_runs_of_recipes_that_take_its_options(study):
+def test_a_study_has_runs_of_recipes_that_take_its_options(study, tmp_path):
     chosen = STUDIES[study].runs
     options = Options(study, Path("texts"), only=tuple(chosen), seeds=(7,), steps=90)
-    runs = trainings(STUDIES[study], options, Path("runs"), Path("corpus"))
+    runs = trainings(STUDIES[study], options, tmp_path, Path("corpus"))
     assert [run.name for run in runs] == [*chosen] and len({run.workdir for run in runs}) == len(chosen)
     for run in runs:
         recipe, given = parse_run(run.arguments())

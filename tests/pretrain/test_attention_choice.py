@@ -218,7 +218,8 @@ def test_of_the_recipes_whose_queries_see_all_only_those_of_short_rows_are_plain
     chosen = {name: chosen_program(recipe, options, platform="tpu") for name, recipe in RECIPES.items()}
     of_kernels = {name: recipe for name, recipe in RECIPES.items() if dense(recipe.model) and name[:5] != "unilm"}
     plain = {name for name in of_kernels if chosen[name].attention == "xla"}
-    assert plain == {name for name, recipe in of_kernels.items() if recipe.phases[0].length < 128}
+    unfit = {"tinybert-4", "mobilebert-ib-bert"}  # heads of 26 and of 256 numbers
+    assert plain == unfit | {name for name, recipe in of_kernels.items() if recipe.phases[0].length < 128}
     assert {"electra-tiny", "transformer-base"} <= plain
 
 

@@ -67,7 +67,7 @@ NOT_COPIED = (
     "config.json has num_layers={}, num_decoder_layers=1, but the weights have {}; correct config.json, or copy the"
 )
 DIFFERENT = {"width": 32, "positions": 16, "norm_epsilon": 1e-5}
-KNOWN = "openai-gpt, gpt2, longformer, modernbert, modernbert-decoder, mt5, roberta, t5, marian, transformer-xl, xlnet"
+KNOWN = "gpt2, longformer, mobilebert, modernbert, modernbert-decoder, mt5, roberta, t5, marian, transformer-xl, xlnet"
 # kind of the folder, what is done to it, config (a kind, changes of the folder's own, or one), what is said
 WRONG = {
     "every differing field, with the cure": (

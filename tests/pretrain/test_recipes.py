@@ -41,12 +41,15 @@ NUMBERS |= {"decoder_depth": 1, "source_depth": 1, "generator_depth": 1, "head_d
 
 def shrunk(recipe):
     """The recipe with a tiny model, and tiny teachers: its phases, objective and optimiser as they are."""
-    towers = {"discriminator": Tower(**SMALL), "generator": Tower(16, 1, 1, 32), "embedding": 32}
-    narrow = {"embedding": 32} if "embedding" in vars(recipe.model) else {}
-    sizes = towers if hasattr(recipe.model, "discriminator") else SMALL | narrow
-    small = lambda model, sizes: dataclasses.replace(model, vocab_size=300, **sizes)
-    teachers = tuple(dataclasses.replace(one, model=small(one.model, SMALL), copied="") for one in recipe.teachers)
-    return dataclasses.replace(recipe, model=small(recipe.model, sizes), teachers=teachers)
+
+    def small(model):
+        towers = {"discriminator": Tower(**SMALL), "generator": Tower(16, 1, 1, 32), "embedding": 32}
+        narrow = {"embedding": 32} if "embedding" in vars(model) else {}
+        sizes = towers if hasattr(model, "discriminator") else SMALL | narrow
+        return dataclasses.replace(model, vocab_size=300, **sizes)
+
+    teachers = tuple(dataclasses.replace(one, model=small(one.model), copied="") for one in recipe.teachers)
+    return dataclasses.replace(recipe, model=small(recipe.model), teachers=teachers)
 
 
 def numbered(value, **more):
