@@ -45,7 +45,7 @@ MEAN, DRAWN = "mean", "drawn"
 class Taught(Objective):
     """Base of objectives that add what teachers make of the same rows to the loss of the class beside it.
 
-    read: what a teacher needs so that its hidden states are compared, and more for its logits.
+    reads: what a teacher needs, like `Objective.asks`.   reads_logits: what else where its logits are compared.
     """
 
     reads: ClassVar[tuple[type | str, ...]]

@@ -65,7 +65,7 @@ class Match:
         check_ranges(self, ranges | given, "losses.")
         if bool(given) != bool(self.steps):
             raise ValueError(f"losses: {self.name} needs steps with the end of its weight or temperature, or neither")
-        if self.temperature != 1.0 and self.by not in (KL, CROSS_ENTROPY):
+        if (self.temperature, self.temperature_end) != (1.0, None) and self.by not in (KL, CROSS_ENTROPY):
             raise ValueError(f"losses.temperature={self.temperature}: has no effect by {self.by}; leave it out")
         if self.layers != EVERY and self.of in (LOGITS, EMBEDDINGS):
             raise ValueError(f"losses.layers={self.layers!r}: has no effect on {self.of}; leave it out")

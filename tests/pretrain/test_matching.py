@@ -16,6 +16,7 @@ from models.core.inside import HIDDEN, PROJECTED, of_layers
 from models.core.program import Program
 from models.families.modernbert import ModernBertConfig
 from models.families.registry import family_of
+from pretrain.objectives import matching
 from pretrain.objectives.matching import MEASURES, Match, Side, Tokens, _scores, denominator, teacher_layers, total
 from pretrain.objectives.objective import initialise, inputs_of
 from tests.pretrain import reference, tiny
@@ -126,6 +127,32 @@ def test_a_loss_and_its_gradient_are_torchs(match):
     for one, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(leaves), strict=True):
         other = np.zeros(other.shape) if other.grad is None else other.grad.numpy()
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("at_once", [1, 40, 2**26], ids=["a position", "some", "all"])
+def test_logits_of_decoders_in_blocks_are_those_at_once(at_once, monkeypatch):
+    monkeypatch.setattr(matching, "LOGITS_AT_ONCE", at_once * ROWS * VOCAB // 10)
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    ours, theirs = ((draw(ROWS, LENGTH, width), draw(VOCAB, width), draw(VOCAB)) for width in WIDTHS)
+    tokens = Tokens(jnp.asarray(SEGMENTS), jnp.asarray(rng.random((ROWS, LENGTH)), jnp.float32), causal=True)
+    match = Match(temperature=2.0)
+
+    def in_blocks(ours):
+        return total(match, Side(factors=ours), Side(factors=theirs), tokens, match.temperature, None)
+
+    def at_once_of(ours):
+        logits = [(x @ table.T + bias).reshape(-1, VOCAB) for x, table, bias in (ours, theirs)]
+        flat = tokens._replace(weights=tokens.weights.reshape(-1))
+        return total(match, *(Side(logits=one) for one in logits), flat, match.temperature, None)
+
+    found, wanted = (jax.jit(jax.value_and_grad(loss))(ours) for loss in (in_blocks, at_once_of))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5), found, wanted)
+
+
+def test_a_decoders_tokens_are_compared_with_earlier_ones_alone():
+    causal = Tokens(jnp.asarray(SEGMENTS[:1]), jnp.asarray(WEIGHTS), causal=True)
+    assert denominator(Match("scores", "mse"), causal) == 6 + 6 and not causal.seen[0, 0, 0, 1]
 
 
 def test_layers_are_paired_by_name_or_by_number():

@@ -4,14 +4,16 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from data_pipelines.errors import UserError
+from models.core.noise import row_keys
 from models.families.deberta import DebertaConfig
-from pretrain.objectives.distillation import Distillation
+from pretrain.objectives.distillation import CausalDistillation, Distillation
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.matching import Match
-from pretrain.objectives.objective import TEACHERS, Teacher
+from pretrain.objectives.objective import TEACHERS, Bound, Moment, Teacher
 from pretrain.recipe import check, from_json, to_json
 from pretrain.schedules import Schedule
 from pretrain.storage.journal import read_metrics
@@ -92,6 +94,36 @@ def test_a_student_of_what_is_inside_trains_its_projections_and_goes_on_bit_for_
     figures = read_metrics(RunDirectory(tmp_path / "once"), "eval")[-1]
     parts = {match.name: figures[f"{match.name}_loss"] for match in INSIDE}
     assert figures["loss"] == pytest.approx(sum(parts.values()), rel=1e-5)
+
+
+def test_a_decoder_that_is_its_own_teacher_has_nothing_to_learn_from_it():
+    """Without dropout, all its losses beside the tokens' are 0, and those of another teacher are not."""
+    model = dataclasses.replace(tiny.GPT2, vocab_size=195, dropout=0.0, attention_dropout=0.0)
+    losses = Match(), Match("hidden", "mse"), Match("attention", "kl"), Match("values", "kl")
+    objective = CausalDistillation(losses=losses)
+    distilled = tiny.bert(model=model, objective=objective, teachers=(Teacher("teacher", "", model),))
+    check(distilled)
+    assembly, phase = assemble(distilled), distilled.phases[0]
+    rng, rows = np.random.default_rng(0), (2, phase.length)
+    tokens = rng.integers(5, 195, rows, dtype=np.int32)
+    batch = {
+        "tokens": tokens,
+        "targets": tokens,
+        "segments": np.ones(rows, np.int32),
+        "weights": np.ones(rows, np.float32),
+    }
+    keys = row_keys(0, 0, jnp.arange(2))
+
+    def sums(params, theirs):
+        teachers = {"teacher": Bound("teacher", assembly.teachers["teacher"], theirs)}
+        moment = Moment(keys, True, 0, teachers)
+        return {name: term.sum for name, term in objective.loss(assembly.model, params, batch, {}, moment)[0].items()}
+
+    one, other = (initial_params(assembly, jax.random.key(seed)) for seed in (0, 1))
+    same, different = (jax.jit(sums)(one, theirs) for theirs in (one, other))
+    for match in losses:
+        assert abs(same[match.name]) < 1e-3 < different[match.name]
+    assert same["lm"] == pytest.approx(float(different["lm"])) and same["lm"] > 100
 
 
 def test_a_student_begins_with_layers_of_its_teacher():
