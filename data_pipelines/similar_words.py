@@ -86,13 +86,13 @@ class Alike(NamedTuple):
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[BinaryIO]:
+def _opened(path: str, option: str = "--similar-words") -> Iterator[BinaryIO]:
     try:
         with cloud.place(path).open("rb") as file:
             yield file
     except OSError as error:
         said = f"cannot be read ({error.strerror or error}); give a list of synonyms or vectors"
-        raise UserError(f"--similar-words {printable(path)}: {said}") from error
+        raise UserError(f"{option} {printable(path)}: {said}") from error
 
 
 def digest(path: str) -> str:
@@ -101,12 +101,11 @@ def digest(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read(path: str) -> Alike:
+def read(path: str, option: str = "--similar-words") -> Alike:
     """Read a list of synonyms (a line for each group, words divided by white space, behind Cilin's code or not) or word
-    vectors in word2vec's format, text or binary. Raises UserError for another file."""
-    option = f"--similar-words {printable(path)}"
-    with _opened(path) as file:
-        head = file.readline()
+    vectors in word2vec's format, text or binary. Raises UserError, which names the option, for another file."""
+    with _opened(path, option) as file:
+        option, head = f"{option} {printable(path)}", file.readline()
         if HEAD.fullmatch(head):
             return _vectors(option, file, *map(int, head.split()))
         if GLOVE.fullmatch(head):
@@ -222,17 +221,21 @@ def _of_groups(groups: list[list[int]], tokens: list[np.ndarray]) -> dict[int, l
 
 def _nearest(words: list[int], vectors: np.ndarray, sizes: np.ndarray) -> dict[int, list[int]]:
     """Return word -> the nearest by cosine of those with as many tokens."""
-    similar = {}
-    directions = vectors[words]
-    directions /= np.maximum(np.abs(directions).max(axis=1, keepdims=True, initial=0), 1e-30)  # no square overflows
-    directions /= np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), 1e-12)
+    similar, vectors = {}, vectors[words]
     for size in np.unique(sizes):
         members = np.flatnonzero(sizes == size)
-        of_size, nearest = directions[members], min(NEAREST, len(members) - 1)
-        for begin in range(0, len(members) if nearest else 0, 1024):
-            cosines = of_size[begin : begin + 1024] @ of_size.T
-            cosines[np.arange(len(cosines)), begin + np.arange(len(cosines))] = -2.0  # not itself
-            best = np.argpartition(cosines, -nearest, axis=1)[:, -nearest:]
-            for row, others in enumerate(np.sort(best, axis=1)):
-                similar[words[members[begin + row]]] = [words[at] for at in members[others]]
+        found = nearest(vectors[members], np.arange(len(members)), min(NEAREST, len(members) - 1))
+        similar |= {words[member]: [words[at] for at in members[near]] for member, near in found}
     return similar
+
+
+def nearest(vectors: np.ndarray, which: np.ndarray, number: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (place in `which`, i64[number], ascending) of the vectors nearest by cosine to each of some others."""
+    directions = vectors / np.maximum(np.abs(vectors).max(axis=1, keepdims=True, initial=0), 1e-30)  # none overflows
+    directions /= np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), 1e-12)
+    for begin in range(0, len(which) if number else 0, 1024):
+        part = which[begin : begin + 1024]
+        cosines = directions[part] @ directions.T
+        cosines[np.arange(len(part)), part] = -2.0  # not itself
+        best = np.argpartition(cosines, -number, axis=1)[:, -number:]
+        yield from enumerate(np.sort(best, axis=1), begin)

@@ -1,4 +1,4 @@
-"""python -m finetune run | several | suite | eval | export | probe | attention | neighbours"""
+"""python -m finetune run | augment | several | suite | eval | export | probe | attention | neighbours"""
 
 from importlib import import_module
 
@@ -9,6 +9,7 @@ USAGE = """python -m finetune COMMAND ...
 
   run TASK --from MODEL --train FILE --dev FILE --workdir DIR   finetune a model, or resume the run in --workdir; tasks:
                                                                 answer, choose, classify, tag, write
+  augment FILE --model MODEL --out FILE                         copy the rows of a training file with other words
   several --from MODEL --tasks DIR --workdir DIR                finetune one model on several tasks at once
   suite MODEL --tasks DIR --out FILE.md                         finetune and score a model on a folder of tasks
   eval RUN --test FILE [--predictions FILE]                     compute metrics on a file and write predictions
@@ -21,7 +22,7 @@ USAGE = """python -m finetune COMMAND ...
 --help after a command lists its options. Exit status: as for `python -m pretrain`."""
 
 # Each is a module in finetune/commands/
-COMMANDS = "run", "several", "suite", "eval", "export", "probe", "attention", "neighbours"
+COMMANDS = "run", "augment", "several", "suite", "eval", "export", "probe", "attention", "neighbours"
 
 
 def main(arguments: list[str]) -> int:

@@ -6,6 +6,7 @@ from finetune.tasks.choose import Choose
 from finetune.tasks.classify import Classify
 from finetune.tasks.tag import Tag
 from finetune.tasks.write import Write
+from finetune.teaching import Layers
 from pretrain.recipe import OBJECTIVES
 
 TASKS: dict[str, type[FinetuningTask]] = {
@@ -15,4 +16,4 @@ TASKS: dict[str, type[FinetuningTask]] = {
     "tag": Tag,
     "write": Write,
 }
-OBJECTIVES.update(TASKS)  # so that a run's recipe can be read wherever this is imported
+OBJECTIVES.update(TASKS | {"layers": Layers})  # so that a run's recipe can be read wherever this is imported

@@ -25,7 +25,7 @@ from finetune.options import Training
 from finetune.patterns import served, shortest
 from finetune.rows import Rows, TaskData, buckets, with_rows
 from finetune.task import FinetuningTask, is_causal
-from finetune.teaching import TEACHER
+from finetune.teaching import TEACHER, Layers
 from finetune.texts import ending, fitting
 from models.blocks.heads import TASK_HEADS
 from models.families.deberta import DebertaV3Config
@@ -128,6 +128,8 @@ def _with_names_of_finetuning() -> Iterator[None]:
         text = str(error).replace("--init-from", "--from").replace("--schedule.", "--").replace("phases.0.", "--")
         text = text.replace("teachers.0.source", "--teacher").replace("teachers.0.", "--teacher: its ")
         text = text.replace("the recipe the heads that it has", "one finetuned on this task")
+        text = text.replace("objective.losses", "--intermediate").replace("leave this loss out, or use", "use")
+        text = text.replace("give their numbers", "give --layers, like '1:3 2:6'")
         raise type(error)(text) from error.__cause__
 
 
@@ -171,6 +173,8 @@ def changed_options(before: Recipe, now: Recipe) -> list[str]:
     known = {field.name for field in fields if Suppress not in getattr(field.type, "__metadata__", ())}
     found = {}
     for name in sorted(old | new):
+        if name == "phases.0.share" and old.get(name) != new.get(name):
+            found["epochs"] = "another number of --epochs, which is fixed with --intermediate"
         if ".tasks." not in name and old.get(name) != new.get(name):  # there are as many as lengths of rows
             for option in [part for part in name.split(".") if part in known][:1]:
                 found.setdefault(option, f"--{option.replace('_', '-')} {old.get(name)}, now {new.get(name)}")
@@ -193,6 +197,8 @@ def prepared(
     sets = {name: one.dev for name, one in read.items()}
 
     def evaluators(stages, corpora, examples):
+        if any(isinstance(stage.task.objective, Layers) for stage in stages.values()):
+            return lambda *of: {}  # the head is still random
         programs.evaluators = programs.evaluators or DevelopmentSets(sets, stages)
         return programs.evaluators
 
@@ -242,6 +248,8 @@ def _teachers(read: Mapping[str, Read], made: Made, workdir: Path, longest: int)
         reason = "has another tokenizer than --from"
     elif task.suited(config) != task:
         reason = f"is a {name_of(config)}, which reads other tokens of a row than the model in --from"
+    elif task.intermediate and task.at_end and not task.causal:
+        reason = f"is a {name_of(config)}, whose layers --intermediate does not compare"
     elif label_places(known, labels) is not None:
         config = dataclasses.replace(config, labels=tuple(labels))  # its head is read in their order
     elif not len(known) == len(labels) == 1:  # numbers may have other names
@@ -314,7 +322,8 @@ def _read(files: Files, config: Any, made: Made, options: Training) -> Read:
 
 
 def recipe_of(read: Mapping[str, Read], model: Any, options: Training) -> Recipe:
-    """Return a recipe with one phase, in which each length bucket of each task is drawn in proportion to its rows."""
+    """Return a recipe in which each length bucket of each task is drawn in proportion to its rows: with one phase, or
+    with one of layers before it."""
     tasks, number = [], sum(one.number for one in read.values())
     for name, one in read.items():
         lengths = one.rows["train"].lengths
@@ -324,7 +333,13 @@ def recipe_of(read: Mapping[str, Read], model: Any, options: Training) -> Recipe
             rows = int(((lengths > above) & (lengths <= end)).sum())
             of_bucket = dataclasses.replace(one.task, bucket=(above, end))
             tasks.append(Task(f"{name}:{end}", of_bucket, float(rows), name))
-    first = tasks[0].objective
+    first, schedule = tasks[0].objective, Schedule(peak=options.peak, warmup=options.warmup)
+    parts, own = [(options.epochs, tasks)], None
+    if before := getattr(first, "intermediate", 0.0):
+        inside = [dataclasses.replace(task, objective=task.objective.inside()) for task in tasks]
+        parts, own = [(before, inside), *parts], schedule  # over the steps of a part
+    epochs, size = before + options.epochs, (options.length, options.batch_size)
+    phases = [first.phase(part / epochs, *size, tasks=tuple(of), schedule=own, **first.sizes) for part, of in parts]
     trunk = tuple(dict.fromkeys(row.path.partition("/")[0] for row in family_of(model).table(model)))
     return Recipe(
         name="finetuning",
@@ -332,9 +347,9 @@ def recipe_of(read: Mapping[str, Read], model: Any, options: Training) -> Recipe
         model=model,
         objective=first,
         optimizer=Optimizer(decay=options.decay, layer_decay=options.layer_decay),
-        schedule=Schedule(peak=options.peak, warmup=options.warmup),
-        phases=(first.phase(1.0, options.length, options.batch_size, tasks=tuple(tasks), **first.sizes),),
-        steps=math.ceil(number * options.epochs / options.batch_size),
+        schedule=schedule,
+        phases=tuple(phases),
+        steps=math.ceil(number * epochs / options.batch_size),
         seed=options.seed,
         frozen=trunk if options.lora else options.frozen,
         lora=Lora(options.lora) if options.lora else None,

@@ -103,7 +103,7 @@ def answered(
 
 def finetuned(opened: "Opened", name: str) -> tuple[FinetuningTask, list[str]]:
     """Return a run's task of this name ('' if it has only one), with settings chosen on --dev, and its labels."""
-    tasks = {group_of(one.name): one.objective for one in tasks_of(opened.recipe, opened.recipe.phases[0])}
+    tasks = {group_of(one.name): one.objective for one in tasks_of(opened.recipe, opened.recipe.phases[-1])}
     if name not in tasks:
         raise UserError(unknown("--task: this run has no task", name or "without a name", tasks))
     task = tasks[name]

@@ -48,5 +48,5 @@ def parse_run(arguments: Sequence[str]) -> tuple[FinetuningTask, Run]:
     try:
         parsed = parse(both, rest, f"python -m finetune run {name}")
     except ValueError as error:  # from the task's checks
-        raise UserError(str(error)) from None
+        raise UserError(str(error).replace("losses.layers=", "--layers ")) from None
     return parsed.task, parsed.options

@@ -48,7 +48,7 @@ class Taught(Objective):
     reads: what a teacher needs, like `Objective.asks`.   reads_logits: what else where its logits are compared.
     """
 
-    reads: ClassVar[tuple[type | str, ...]]
+    reads: ClassVar[tuple[type | str, ...]] = ()
     reads_logits: ClassVar[tuple[type | str, ...]] = ()
 
     losses: tuple[Match, ...] = (Match(),)  # between the student and its teachers
@@ -157,7 +157,7 @@ class Distillation(Taught, MaskedLanguageModel):
         """Run a model -> (hidden at `slots`, what it recorded). Without recording, only the slots are computed."""
         if not self.recorded:
             return apply(inputs, noise, self.slots(batch), method="encode"), Side()
-        hidden, side = _recorded(apply, inputs, noise, "encode", self.recorded)
+        hidden, side = read_side(apply, inputs, noise, "encode", self.recorded)
         return gather_positions(hidden, self.slots(batch)), side
 
 
@@ -172,7 +172,7 @@ class CausalDistillation(Taught, NextTokenPrediction):
 
     def loss(self, model, params, batch, carry, moment):
         def read(apply: Callable, module, noise) -> Side:
-            hidden, side = _recorded(apply, inputs_of(module, batch), noise, "decode", self.recorded)
+            hidden, side = read_side(apply, inputs_of(module, batch), noise, "decode", self.recorded)
             return side._replace(factors=apply(hidden, method="softmax"))
 
         ours = read(partial(model.apply, {"params": params}), model, moment.noise)
@@ -181,7 +181,8 @@ class CausalDistillation(Taught, NextTokenPrediction):
         return terms | self.taught(params, batch, moment, ours, side_of), carry, {}
 
 
-def _recorded(apply: Callable, inputs, noise, method: str, asked: list[str]) -> tuple[Array, Side]:
+def read_side(apply: Callable, inputs, noise, method: str, asked: list[str]) -> tuple[Array, Side]:
+    """Run a model -> (its last hidden states, what it recorded).   asked: collections to record."""
     hidden, found = apply(inputs, noise, method=method, mutable=asked)
     return hidden, Side(states(found, hidden) if HIDDEN in asked else None, of_layers(found, PROJECTED))
 

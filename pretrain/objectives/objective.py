@@ -159,6 +159,10 @@ class Objective(abc.ABC):
     rowwise: ClassVar[bool] = True
     per_example: ClassVar[tuple[str, ...]] = ()
 
+    def __post_init__(self):
+        """Check the fields; ValueError for the first problem."""
+        return
+
     def check(self, model_config, corpus: Corpus, phase: Phase) -> None:
         """Raise UserError if this objective cannot train this model on this corpus in a phase."""
         return

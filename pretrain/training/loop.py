@@ -170,6 +170,8 @@ def _evaluate(run: Run, state: TrainState, phase: int, evaluator: Evaluator) -> 
     with no_memory(phase, EVALUATE):
         figures = evaluator(state.params, run.frozen, step)
         said = sample(evaluator, state.params, run.frozen) if run.options.sample and not run.evaluators else None
+    if not figures:  # nothing is measured in this phase
+        return
     run.evaluations[step] = losses(run.recipe, figures)
     run.journal.figures("eval", step, figures)
     if said:

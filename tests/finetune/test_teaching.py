@@ -1,4 +1,5 @@
-"""A teacher in finetuning: the loss beside torch's, a run that goes on without it, and what cannot teach."""
+"""A teacher in finetuning: the loss beside torch's, layers before predictions, a run that goes on without it, and what
+cannot teach."""
 
 import dataclasses
 import itertools
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from torch.nn import functional
 
 from finetune.__main__ import main
@@ -22,12 +24,17 @@ from finetune.tasks.classify import Classify
 from finetune.tasks.tag import Tag
 from finetune.teaching import RANGES, TEACHER
 from finetune.training import Files, Programs, finetune
+from models.core.noise import row_keys
 from models.core.parameters import leaves
-from pretrain.objectives.objective import TEACHERS, Bound, Moment, Phase, Sums, Teacher, Term
+from models.families.bart import BartConfig
+from models.families.deberta import DebertaConfig
+from pretrain.objectives.distillation import CausalDistillation, Distillation
+from pretrain.objectives.objective import TEACHERS, Bound, Moment, Phase, Sums, Teacher, Term, initialise
 from pretrain.recipe import tasks_of, to_json
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import run as runs
+from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.opened import restore
 from pretrain.training.signals import StopRequest
 from pretrain.training.step import model_flops
@@ -193,6 +200,102 @@ def test_a_student_learns_from_the_best_checkpoint_and_goes_on_without_it_bit_fo
         assert one["soft_loss"] > 0
     assert main(arguments(begun, tmp_path / "twice", "--teacher", teacher, *less)) == 2
     assert f"its run began with other options (--teacher {gone}, now {teacher}); give" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_layers_learn_what_those_of_pretraining_learn(causal):
+    """The terms of the stage before predictions are those of pretraining's objective for the same rows."""
+    ours = dataclasses.replace(tiny.GPT2, vocab_size=195) if causal else tiny.BERT
+    config = dataclasses.replace(ours, width=48, depth=2)
+    layers = Classify(teacher="runs/teacher", intermediate=1.0, layers="1:2", causal=causal).inside()
+    objective = (CausalDistillation if causal else Distillation)(losses=layers.losses)
+    recipe = tiny.bert(model=ours, objective=objective, teachers=(Teacher(TEACHER, "", config),))
+    assembly = assemble(recipe)
+    params = initial_params(assembly)
+    theirs = initialise(jax.random.key(1), assembly.teachers[TEACHER], objective.spec(recipe.phases[0]))
+    batch = {name: jnp.asarray(feature.blank(3)) for name, feature in objective.spec(recipe.phases[0]).items()}
+    tokens = jax.random.randint(jax.random.key(0), batch["tokens"].shape, 5, 195)
+    batch |= {"tokens": tokens, "segments": (jnp.arange(32) < jnp.array([[32], [20], [1]])).astype(jnp.int32)}
+    keys = row_keys(0, 0, jnp.arange(3))
+
+    @jax.jit
+    def sums(params, theirs):
+        moment = Moment(keys, True, 0, {TEACHER: Bound(TEACHER, assembly.teachers[TEACHER], theirs)})
+        terms = [each.loss(assembly.model, params, batch, {}, moment)[0] for each in (layers, objective)]
+        return [{name: of[name].sum for name in terms[0]} for of in terms]
+
+    found, expected = sums(params, theirs)
+    assert [*found] == ["embeddings_mse", "hidden_mse", "scores_mse"] == [*layers.weights(batch)]
+    assert layers.coefficients(0) == dict.fromkeys(found, 1.0)
+    for name in found:
+        assert found[name] == pytest.approx(float(expected[name]), rel=1e-6)
+        assert found[name] > 0 and layers.weights(batch)[name] == objective.weights(batch)[name] > 0
+
+
+def test_a_stage_of_layers_comes_first_and_goes_on_bit_for_bit(teacher, begun, tmp_path, capsys):
+    given = ["--teacher", teacher, "--intermediate", 1, "--epochs", 1, "--length", 8]
+    programs, stop = Programs(), StopRequest()
+    stop.signal = "SIGTERM"
+
+    def student(workdir, at=None):
+        """Go on up to a step -> the parameters there."""
+        stop.reached = lambda step: step == at
+        task, options = parse_run(arguments(begun, tmp_path / workdir, *given)[1:])
+        programs.inputs = None
+        assert finetune({"": Files(task, options.train, options.dev)}, options, stop, programs) == (75 if at else 0)
+        return restore(RunDirectory(tmp_path / workdir)).params
+
+    once, states = student("once"), [student("twice", at) for at in (1, 3, None)]
+    assert tiny.equal(once, states[-1])
+    heads, matrices = ([state[name] for state in states] for name in ("classifier", "projections"))
+    equal = lambda trees: [tiny.equal(*pair) for pair in itertools.pairwise(trees)]
+    assert equal(heads) == [True, False] and equal(matrices) == [False, False]
+    assert leaves_of(matrices[0]) == {"teacher/embeddings": (32, 48), "teacher/hidden": (32, 48)}
+    before, after = {"embeddings_mse", "hidden_mse", "scores_mse"}, {"label", "soft"}
+    for one in read_metrics(RunDirectory(tmp_path / "once"), "train"):
+        terms = {name.removesuffix("_loss") for name in one if name.endswith("_loss")}
+        assert terms == (before if one["step"] <= 5 else after)
+        assert one["loss"] == pytest.approx(sum(one[f"{name}_loss"] for name in terms), rel=1e-5)
+        assert (one["learning_rate"] == 0) == (one["step"] in (5, 10))  # each stage has a schedule of its own
+    assert [one["step"] for one in read_metrics(RunDirectory(tmp_path / "once"), "eval")] == [
+        10
+    ]  # not of a random head
+    assert main(arguments(begun, tmp_path / "once", *given, "--epochs", 2)) == 2
+    assert "another number of --epochs, which is fixed with --intermediate" in capsys.readouterr().err
+    assert main(["eval", str(tmp_path / "once"), "--test", str(begun / "dev.tsv")]) == 0
+    assert main(["export", str(tmp_path / "once"), "--to", str(tmp_path / "hf")]) == 0
+    assert not [name for name in load_file(tmp_path / "hf" / "model.safetensors") if "projections" in name]
+
+
+def leaves_of(tree):
+    return {path: leaf.shape for path, leaf in leaves(tree)}
+
+
+def test_what_layers_cannot_learn_is_said_in_one_line(teacher, begun, tmp_path, capsys):
+    def said(*given):
+        assert main(arguments(begun, tmp_path / "run", *given)) == 2 and not (tmp_path / "run").exists()
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        return line
+
+    model = RunDirectory(teacher).read_recipe().model
+    taught = ["--intermediate", 1, "--teacher"]
+    assert "--intermediate: needs --teacher; give it, or leave this out" in said("--intermediate", 1)
+    assert "--layers last: needs --intermediate; give it" in said("--teacher", teacher, "--layers", "last")
+    assert "--layers 'every': use skip, first, last, top, or pairs like" in said(*taught, teacher, "--layers", "every")
+    message = "--intermediate: hidden_mse: layers=1:3: pairs layer 1 with 3, but the student has 1 and the teacher 2"
+    assert message in said(*taught, teacher, "--layers", "1:3")
+    deberta = DebertaConfig(vocab_size=195, width=32, depth=2, heads=2, feed_forward=64, labels=model.labels)
+    other = changed(teacher, tmp_path / "deberta", deberta)
+    message = "--intermediate: scores_mse: DebertaConfig attends otherwise than by scaled products of all tokens; use"
+    assert message in said(*taught, other)
+    heads = changed(teacher, tmp_path / "heads", dataclasses.replace(model, heads=4))
+    assert "--intermediate: scores_mse: needs as many heads in both" in said(*taught, heads)
+    token = changed(teacher, tmp_path / "token", vocabulary=('"##a"', '"##aaa"'))
+    assert f"--teacher {token}: has another tokenizer than --from" in said(*taught, token)
+    bart = BartConfig(vocab_size=195, width=32, depth=1, decoder_depth=1, heads=2, feed_forward=64, labels=model.labels)
+    bart = changed(teacher, tmp_path / "bart", bart)
+    message = f"--teacher {bart}: is a bart, whose layers --intermediate does not compare"
+    assert message in said(*taught, bart, "--from", bart)
 
 
 def test_what_cannot_teach_is_said_in_one_line(teacher, begun, tmp_path, capsys):
