@@ -1,19 +1,24 @@
 """Distillation: a student learns from teachers what they predict and compute, beside its own loss.
 
 DistilBERT (Sanh et al. 2019, arXiv:1910.01108), TinyBERT, MiniLM and other students differ in their `losses`, which
-`matching.py` defines, and in their models.
+`matching.py` defines, and in their models. Soft targets that are stored need no teacher in the step.
 """
 
 import dataclasses
 from collections.abc import Callable
 from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from tyro.conf import Suppress
 
 from data_pipelines.errors import UserError
+from data_pipelines.examples.layout import Feature
+from data_pipelines.soft_targets import IDS, LOGS, places
 from models.attention.patterns.pattern import DENSE
 from models.blocks.heads import TOKENS
 from models.blocks.layer import layer_sizes
@@ -21,6 +26,7 @@ from models.blocks.positions import gather_positions
 from models.core.inside import HIDDEN, PROJECTED, of_layers, states
 from models.core.ranges import NOT_NEGATIVE, check_ranges
 from models.families.registry import family_of
+from pretrain.objectives.cross_entropy import predicted
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.matching import (
     ATTENTION,
@@ -31,6 +37,9 @@ from pretrain.objectives.matching import (
     Side,
     Tokens,
     denominator,
+    in_blocks,
+    position_scores,
+    soft_of_stored,
     total,
 )
 from pretrain.objectives.next_token_prediction import NextTokenPrediction, softmax_terms
@@ -56,6 +65,8 @@ class Taught(Objective):
     taught_by: tuple[str, ...] = ("teacher",)  # names of teachers of the recipe
     # With several teachers: the mean of their losses, or those of one, drawn in each step, alike for all seeds
     several: str = MEAN
+    stored: Annotated[int, Suppress] = 0  # number of soft targets of a place, in place of teachers; 0: none
+    soft_targets: Annotated[str, Suppress] = ""  # digest of their folder
 
     def __post_init__(self):
         super().__post_init__()
@@ -80,11 +91,17 @@ class Taught(Objective):
 
     @property
     def teachers(self):
-        return MappingProxyType(dict.fromkeys(self.taught_by, self.reads + self.reads_logits * self.soft))
+        names = () if self.stored else self.taught_by
+        return MappingProxyType(dict.fromkeys(names, self.reads + self.reads_logits * self.soft))
+
+    def spec(self, phase):
+        row, k = places(self.rows(phase)), self.stored
+        beside = {IDS: Feature((row, k)), LOGS: Feature((row, k + 1), np.float16)} if k else {}
+        return super().spec(phase) | beside
 
     def projections(self, model_config, teachers):
         made = {}
-        for name in self.taught_by:
+        for name in self.teachers:
             for match in self.losses:
                 _check(match, model_config, teachers[name])
                 if match.projects and (widths := (model_config.width, teachers[name].width))[0] != widths[1]:
@@ -105,6 +122,12 @@ class Taught(Objective):
     def tokens(self, batch: Batch) -> Tokens:
         """Return what tokens the losses count."""
         raise NotImplementedError
+
+    def beside(self, logits: Array, ids: Array, logs: Array, weights: Array, moment: Moment) -> dict[str, Term]:
+        """Return the term of soft targets.   logits: the student's [n, vocab].   others: of n places, in any shape."""
+        (match,), theirs = self.losses, (x.reshape(len(logits), -1) for x in (ids, logs))
+        losses = soft_of_stored(logits, *theirs, match.by, match.temperature_at(moment.step))
+        return {match.name: Term(jnp.sum(losses * weights.reshape(-1)))}
 
     def taught(
         self, params, batch: Batch, moment: Moment, ours: Side, side_of: Callable[[Bound], Side]
@@ -142,6 +165,10 @@ class Distillation(Taught, MaskedLanguageModel):
         apply = partial(model.apply, {"params": params})
         hidden, ours = self._read(apply, inputs_of(model, batch), moment.noise, batch)
         terms, logits = self.terms(apply, hidden, batch)
+        if self.stored:  # for rows of training alone
+            weights = self.tokens(batch).weights
+            terms |= self.beside(logits, batch[IDS], batch[LOGS], weights, moment) if IDS in batch else {}
+            return terms, carry, {} if moment.train else self.counts(logits, batch)
 
         def side_of(teacher: Bound) -> Side:
             hidden, theirs = self._read(teacher.apply, inputs_of(teacher.module, batch), None, batch)
@@ -152,6 +179,11 @@ class Distillation(Taught, MaskedLanguageModel):
 
         terms |= self.taught(params, batch, moment, ours._replace(logits=logits), side_of)
         return terms, carry, {} if moment.train else self.counts(logits, batch)
+
+    def logits(self, teacher: Bound, batch: Batch) -> Array:
+        """Return a teacher's logits of masked tokens, f32[rows * slots, vocab]."""
+        hidden = teacher.apply(inputs_of(teacher.module, batch), None, self.slots(batch), method="encode")
+        return teacher.apply(TOKENS, hidden[:, int(self.label is not None) :], method="apply_head")
 
     def _read(self, apply: Callable, inputs, noise, batch) -> tuple[Array, Side]:
         """Run a model -> (hidden at `slots`, what it recorded). Without recording, only the slots are computed."""
@@ -176,9 +208,29 @@ class CausalDistillation(Taught, NextTokenPrediction):
             return side._replace(factors=apply(hidden, method="softmax"))
 
         ours = read(partial(model.apply, {"params": params}), model, moment.noise)
+        if IDS in batch:
+            return self._with_stored(*ours.factors, batch, moment), carry, {}
         terms = softmax_terms(ours.factors, batch, self.predictions, self.z_loss)
         side_of = lambda teacher: read(teacher.apply, teacher.module, None)
-        return terms | self.taught(params, batch, moment, ours, side_of), carry, {}
+        return terms | ({} if self.stored else self.taught(params, batch, moment, ours, side_of)), carry, {}
+
+    def _with_stored(self, hidden: Array, table: Array, bias: Array, batch: Batch, moment: Moment) -> dict[str, Term]:
+        """Return all terms, from logits that are computed once."""
+
+        def of_block(hidden, targets, ids, logs, *weights):
+            logits = position_scores(hidden, table, bias)
+            own = {term: predicted(logits, targets, w) for term, w in zip(self.predictions, weights, strict=True)}
+            squares = jnp.square(jax.nn.logsumexp(logits, -1)) * weights[0].reshape(-1)
+            own |= {"z": Term(squares.sum())} if self.z_loss else {}
+            return own | self.beside(logits, ids, logs, weights[0], moment)
+
+        arrays = [batch[name] for name in ("targets", IDS, LOGS, *(name for _, name in self.predictions.values()))]
+        return in_blocks(of_block, len(table), hidden, *arrays)
+
+    def logits(self, teacher: Bound, batch: Batch) -> Array:
+        """Return a teacher's logits of next tokens, f32[rows * length, vocab]."""
+        hidden = teacher.apply(inputs_of(teacher.module, batch), None, method="decode")
+        return position_scores(*teacher.apply(hidden, method="softmax"))
 
 
 def _recorded(apply: Callable, inputs, noise, method: str, asked: list[str]) -> tuple[Array, Side]:
