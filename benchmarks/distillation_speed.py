@@ -3,7 +3,7 @@ step of a student that learns from stored soft targets.
 
     python -m benchmarks.distillation_speed [--recipe distilbert-tiny] [--rows 32] [--length 128] [--rounds 20] [--k 64]
 
-On the first device, by turns, random rows, the recipe's losses and no dropout elsewhere than the recipe has it. A recipe
+On the first device, by turns, random rows, the recipe's losses and no dropout elsewhere than the recipe has it. One
 without a teacher, like gpt2-tiny, is a student alone, and of soft targets.
 """
 
@@ -23,7 +23,7 @@ DISTILLED, STUDENT, TEACHER, SOFT = "distilled", "student alone", "teacher forwa
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """recipe: with at most one teacher.   rows, length: of a batch.   rounds: how often.   k: soft targets of a place."""
+    """recipe: with a teacher or none.   rows, length: of a batch.   rounds: how often.   k: soft targets of a place."""
 
     recipe: str = "distilbert-tiny"
     rows: int = 32

@@ -23,10 +23,12 @@ from models.attention.patterns.pattern import DENSE
 from models.blocks.heads import TOKENS
 from models.blocks.layer import layer_sizes
 from models.blocks.positions import gather_positions
+from models.blocks.products import table_scores
 from models.core.inside import HIDDEN, PROJECTED, of_layers, states
 from models.core.ranges import NOT_NEGATIVE, check_ranges
 from models.families.registry import family_of
-from pretrain.objectives.cross_entropy import predicted
+from pretrain.objectives.blocked_softmax import Soft
+from pretrain.objectives.cross_entropy import cross_entropy
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.matching import (
     ATTENTION,
@@ -37,8 +39,6 @@ from pretrain.objectives.matching import (
     Side,
     Tokens,
     denominator,
-    in_blocks,
-    position_scores,
     soft_of_stored,
     total,
 )
@@ -123,12 +123,6 @@ class Taught(Objective):
         """Return what tokens the losses count."""
         raise NotImplementedError
 
-    def beside(self, logits: Array, ids: Array, logs: Array, weights: Array, moment: Moment) -> dict[str, Term]:
-        """Return the term of soft targets.   logits: the student's [n, vocab].   others: of n places, in any shape."""
-        (match,), theirs = self.losses, (x.reshape(len(logits), -1) for x in (ids, logs))
-        losses = soft_of_stored(logits, *theirs, match.by, match.temperature_at(moment.step))
-        return {match.name: Term(jnp.sum(losses * weights.reshape(-1)))}
-
     def taught(
         self, params, batch: Batch, moment: Moment, ours: Side, side_of: Callable[[Bound], Side]
     ) -> dict[str, Term]:
@@ -165,9 +159,14 @@ class Distillation(Taught, MaskedLanguageModel):
         apply = partial(model.apply, {"params": params})
         hidden, ours = self._read(apply, inputs_of(model, batch), moment.noise, batch)
         terms, logits = self.terms(apply, hidden, batch)
-        if self.stored:  # for rows of training alone
-            weights = self.tokens(batch).weights
-            terms |= self.beside(logits, batch[IDS], batch[LOGS], weights, moment) if IDS in batch else {}
+        if IDS in batch:
+            (match,), (ids, logs) = self.losses, (batch[name].reshape(len(logits), -1) for name in (IDS, LOGS))
+            of_ids = jnp.take_along_axis(logits, ids, -1)
+            # XLA has this form of the sum over the vocabulary, and of its gradient, from the student's own loss
+            whole = cross_entropy(logits, ids[:, 0])[0] + of_ids[:, 0]
+            losses = soft_of_stored(of_ids, whole, logs, match.temperature_at(moment.step))
+            terms[match.name] = Term(jnp.sum(losses * self.tokens(batch).weights))
+        if self.stored:
             return terms, carry, {} if moment.train else self.counts(logits, batch)
 
         def side_of(teacher: Bound) -> Side:
@@ -208,29 +207,21 @@ class CausalDistillation(Taught, NextTokenPrediction):
             return side._replace(factors=apply(hidden, method="softmax"))
 
         ours = read(partial(model.apply, {"params": params}), model, moment.noise)
+        soft, match = None, self.losses[0]
         if IDS in batch:
-            return self._with_stored(*ours.factors, batch, moment), carry, {}
-        terms = softmax_terms(ours.factors, batch, self.predictions, self.z_loss)
+            temperature, weight = match.temperature_at(moment.step), match.weight_at(moment.step)
+            soft = Soft(batch[IDS], batch[LOGS], temperature, self.own, weight)
+        terms = softmax_terms(ours.factors, batch, self.predictions, self.z_loss, soft=(match.name, soft))
+        if self.stored:
+            return terms, carry, {}
         side_of = lambda teacher: read(teacher.apply, teacher.module, None)
-        return terms | ({} if self.stored else self.taught(params, batch, moment, ours, side_of)), carry, {}
-
-    def _with_stored(self, hidden: Array, table: Array, bias: Array, batch: Batch, moment: Moment) -> dict[str, Term]:
-        """Return all terms, from logits that are computed once."""
-
-        def of_block(hidden, targets, ids, logs, *weights):
-            logits = position_scores(hidden, table, bias)
-            own = {term: predicted(logits, targets, w) for term, w in zip(self.predictions, weights, strict=True)}
-            squares = jnp.square(jax.nn.logsumexp(logits, -1)) * weights[0].reshape(-1)
-            own |= {"z": Term(squares.sum())} if self.z_loss else {}
-            return own | self.beside(logits, ids, logs, weights[0], moment)
-
-        arrays = [batch[name] for name in ("targets", IDS, LOGS, *(name for _, name in self.predictions.values()))]
-        return in_blocks(of_block, len(table), hidden, *arrays)
+        return terms | self.taught(params, batch, moment, ours, side_of), carry, {}
 
     def logits(self, teacher: Bound, batch: Batch) -> Array:
         """Return a teacher's logits of next tokens, f32[rows * length, vocab]."""
         hidden = teacher.apply(inputs_of(teacher.module, batch), None, method="decode")
-        return position_scores(*teacher.apply(hidden, method="softmax"))
+        hidden, *table = teacher.apply(hidden, method="softmax")
+        return table_scores(hidden.reshape(-1, hidden.shape[-1]), *table)
 
 
 def _recorded(apply: Callable, inputs, noise, method: str, asked: list[str]) -> tuple[Array, Side]:

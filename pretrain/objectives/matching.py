@@ -10,7 +10,6 @@ Neuron selectivity: Huang & Wang 2017 (arXiv:1707.01219), section 4.1, with the 
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -186,13 +185,7 @@ def total(match: Match, ours: Side, theirs: Side, tokens: Tokens, temperature, p
     """Return the sum of a loss f32[], over all pairs of layers.   projection: [the student's width, the teacher's], or
     None for equal widths."""
     if match.of == LOGITS and ours.factors is not None:
-        (ours, *table), (theirs, *other) = ours.factors, theirs.factors
-
-        def of_block(ours: Array, theirs: Array, weights: Array) -> Array:
-            logits = position_scores(ours, *table), position_scores(theirs, *other)
-            return jnp.sum(soft(*logits, match.by, temperature) * weights.reshape(-1))
-
-        return in_blocks(of_block, len(table[0]), ours, theirs, tokens.weights)
+        return _of_factors(ours.factors, theirs.factors, match.by, temperature, tokens.weights)
     if match.of == LOGITS:
         return jnp.sum(soft(ours.logits, theirs.logits, match.by, temperature) * tokens.weights)
     depths = [len(side.hidden) - 1 if match.collection == HIDDEN else len(side.projected[0]) for side in (ours, theirs)]
@@ -236,38 +229,37 @@ def largest(logits: Array, k: int) -> tuple[Array, Array]:
     return ids, jnp.concatenate([top, rest], -1) - jax.nn.logsumexp(logits, -1, keepdims=True)
 
 
-def soft_of_stored(logits: Array, ids: Array, logs: Array, by: str, temperature: Array | float) -> Array:
-    """Compute `soft` of logits [n, vocab] and what `largest` made of a teacher's -> f32[n].
+def soft_of_stored(logits: Array, total: Array, logs: Array, temperature: Array | float) -> Array:
+    """Compute `soft` by KL of what `largest` has stored -> f32[...]. All other tokens count as one, whose logit is the
+    logarithm of the sum of their exponentials, also at a temperature.
 
-    All other tokens count as one, also at a temperature, which divides the logarithm of their sum. What the student
-    leaves them is 1 less its share of the k tokens, which float32 knows to 1e-6.
+    logits: the student's of the k tokens, [..., k].   total: [...], that logarithm for the vocabulary. The other tokens
+    have what the k leave, which float32 knows to 1e-6.   logs: [..., k + 1].
     """
-    stored, whole = jnp.take_along_axis(logits, ids, -1), jax.nn.logsumexp(logits, -1, keepdims=True)
-    share = jnp.exp(jax.nn.logsumexp(stored, -1, keepdims=True) - whole)
-    rest = whole + jnp.log1p(-jnp.minimum(share, 1 - 1e-6))
-    return soft(jnp.concatenate([stored, rest], -1), logs, by, temperature)
+    share = jnp.exp(jax.nn.logsumexp(logits, -1) - total)
+    rest = total + jnp.log1p(-jnp.minimum(share, 1 - 1e-6))
+    return soft(jnp.concatenate([logits, rest[..., None]], -1), logs, KL, temperature)
 
 
-def position_scores(hidden: Array, table: Array, bias: Array) -> Array:
-    """Return logits f32[rows * n, vocab] at positions [rows, n, width] (`CausalDecoder.softmax`)."""
-    return table_scores(hidden.reshape(-1, hidden.shape[-1]), table, bias)
-
-
-def in_blocks(of_block: Callable, vocab: int, *arrays: Array):
-    """Sum what a function makes of arrays [rows, length, ...], zero in padding, over blocks of positions, whose logits
-    are computed again for the gradient if there are several."""
-    rows, length = arrays[0].shape[:2]
+def _of_factors(ours: tuple, theirs: tuple, by: str, temperature, weights: Array) -> Array:
+    """Sum `soft` over the positions f32[rows, length] of two decoders, a block of them at a time."""
+    (rows, length), vocab = weights.shape, len(ours[1])
     (devices,) = parts_of(("batch",), (rows,))
     block = min(max(1, LOGITS_AT_ONCE * devices // (rows * vocab)), length)
-    if block == length:
-        return of_block(*arrays)
 
     def cut(x: Array) -> Array:  # [blocks, rows, block, ...]
         x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % block)] + [(0, 0)] * (x.ndim - 2))
         return x.reshape(x.shape[0], -1, block, *x.shape[2:]).swapaxes(0, 1)
 
-    found = jax.lax.map(jax.checkpoint(lambda parts: of_block(*parts)), tuple(map(cut, arrays)))
-    return jax.tree.map(lambda x: x.sum(0), found)
+    @jax.checkpoint
+    def of_block(parts: tuple[Array, Array, Array]) -> Array:
+        logits = [
+            table_scores(hidden.reshape(-1, hidden.shape[-1]), table, bias)
+            for hidden, (_, table, bias) in zip(parts, (ours, theirs), strict=False)
+        ]
+        return jnp.sum(soft(*logits, by, temperature) * parts[2].reshape(-1))
+
+    return jax.lax.map(of_block, (cut(ours[0]), cut(theirs[0]), cut(weights))).sum()
 
 
 def _of_squares(ours: Array, theirs: Array, real: Array) -> Array:

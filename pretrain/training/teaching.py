@@ -15,7 +15,7 @@ from pretrain.huggingface.config import config_from
 from pretrain.huggingface.load import counterparts
 from pretrain.objectives.distillation import CausalDistillation, Distillation, Taught
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
-from pretrain.objectives.matching import LOGITS, MSE, teacher_layers
+from pretrain.objectives.matching import Match, teacher_layers
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
 from pretrain.objectives.objective import Objective, Teacher
 from pretrain.recipe import Recipe, model_in, with_objectives
@@ -66,8 +66,10 @@ def of_stored(recipe: Recipe, k: int, digest: str = "") -> Recipe:
         if not issubclass(kind, Taught):
             raise UserError(f"objective {name}: is neither masked nor causal, so it has no soft targets; change it")
         taught = kind(**vars(objective))
-        if [match.of for match in taught.losses if match.by != MSE] != [LOGITS] or len(taught.losses) > 1:
-            raise UserError("objective.losses: soft targets have one, of logits by kl or cross-entropy; change them")
+        if [match.name for match in taught.losses] != [Match().name]:
+            raise UserError("objective.losses: soft targets have one, of logits by kl; change them")
+        if getattr(taught, "auxiliary", 0):
+            raise UserError(f"objective.auxiliary={taught.auxiliary}: soft targets have one set of tokens; set it to 0")
         if not taught.own:
             raise UserError("objective.own=0.0: held-out rows have no soft targets, but this loss; give 0.01")
         if not getattr(taught, "masking", Masking(copies=1)).copies:
