@@ -156,7 +156,7 @@ def test_a_student_goes_on_bit_for_bit_and_keeps_its_targets(masked, sources, tm
         run(student(steps), options("twice"))
     once, twice = (tiny.final_state(tmp_path / name, 6).params for name in ("once", "twice"))
     assert tiny.equal(once, twice)
-    assert not restore(RunDirectory(tmp_path / "once")).frozen
+    assert RunDirectory(tmp_path / "once").read_recipe().teachers == ()
     figures = {kind: read_metrics(RunDirectory(tmp_path / "once"), kind)[-1] for kind in ("train", "eval")}
     both = figures["train"]["mlm_loss"] + figures["train"]["logits_kl_loss"]
     assert figures["train"]["loss"] == pytest.approx(both, rel=1e-5)
