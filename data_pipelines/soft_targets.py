@@ -35,17 +35,15 @@ def value_type(k: int, vocab_size: int) -> np.dtype:
 
 
 def settings_of(examples: RowExamples) -> dict[str, Any]:
-    """Return what determines the rows of these examples of a corpus, as JSON holds it."""
-    found = {"seed": examples.seed, "layout": type(examples.layout).__name__}
+    """Return what determines the rows of these examples, as JSON holds it."""
+    found = {"corpus": examples.corpus.fingerprint, "seed": examples.seed, "layout": type(examples.layout).__name__}
     for name, value in dataclasses.asdict(examples.layout).items():
         found |= value if isinstance(value, dict) else {name: value}  # of a `Masking` its fields
     return json.loads(json.dumps(found))
 
 
 class SoftTargets:
-    """A finished folder.   digest: of all that it holds; the content of files is checked when they are read.
-
-    UserError if it is missing, unfinished or damaged."""
+    """A finished folder; UserError if it is not.   digest: of all that it holds. Files that are read are hashed too."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -66,14 +64,12 @@ class SoftTargets:
     def check(self, examples: RowExamples) -> None:
         """Raise UserError unless these are of the rows of these examples."""
         had, wanted = self.manifest["settings"], settings_of(examples)
-        had, wanted = {"corpus": self.manifest["corpus"]} | had, {"corpus": examples.corpus.fingerprint} | wanted
         pairs = ((name, had.get(name), wanted.get(name)) for name in had | wanted)
         if changed := [f"{name}: {old} -> {new}" for name, old, new in pairs if old != new]:
             raise self.wrong(f"is of other rows ({'; '.join(changed)}); give the old values, or annotate again")
 
     def read(self, copy: np.ndarray | int, number: np.ndarray) -> tuple[np.ndarray, list[Path]]:
-        """Read what is stored of examples in their copies, int64 [n] -> (values [n, places], the parts that were
-        read)."""
+        """Read what is stored of examples in their copies, int64 [n] -> (values [n, places], the parts they are in)."""
         copies, rows = self.manifest["copies"], self.manifest["rows"]
         part, row = np.divmod(number, rows)
         part = part + copy % copies * (len(self.parts) // copies)

@@ -53,8 +53,8 @@ def annotate(recipe: Recipe, source: str, corpus: Corpus, out: Path, k: int) -> 
     kind, number = value_type(k, corpus.vocab_size), examples.number
     rows = min(max(PART_BYTES // (kind.itemsize * places(examples.layout)), 1), number)
     copies, of_copy = max(examples.layout.copies, 1), -(-number // rows)
-    made_of = {"corpus": corpus.fingerprint, "teacher": fingerprint(params), "k": k, "settings": settings_of(examples)}
-    _begin(out, made_of | {"copies": copies, "rows": rows, "parts": copies * of_copy})
+    manifest = {"teacher": fingerprint(params), "k": k, "settings": settings_of(examples)}
+    _begin(out, manifest | {"copies": copies, "rows": rows, "parts": copies * of_copy})
     objective, bound = tasks[0][2].objective, Bound(NAME, assemble(taught).teachers[NAME], params)
     predict = _predictor(lambda *inputs: largest(objective.logits(*inputs), k), bound, examples, kind, rows)
     folders = {part: out / f"{part:06}" for part in range(copies * of_copy)}
