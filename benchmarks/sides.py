@@ -94,6 +94,11 @@ def batch_of(recipe) -> dict[str, np.ndarray]:
         batch |= {"targets": targets, "decoder_tokens": np.roll(targets, 1, axis=1)}
         batch |= {"decoder_segments": np.ones_like(targets), "weights": np.ones(targets.shape, np.float32)}
     batch |= _permuted(rng, batch["prediction_positions"], length)
+    if "soft_ids" in spec:
+        shape = rows, *spec["soft_ids"].shape
+        chosen = rng.integers(0, vocab // shape[-1], shape, dtype=np.int32) * shape[-1] + np.arange(shape[-1])
+        shares = rng.dirichlet(np.full(shape[-1] + 1, 0.3), shape[:-1]) + 1e-6
+        batch |= {"soft_ids": chosen.astype(np.int32), "soft_logs": np.log(shares).astype(np.float16)}
     return {name: batch[name] for name in spec}
 
 

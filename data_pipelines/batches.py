@@ -261,9 +261,10 @@ class RowExamples(Examples):
 
     def _chosen(self, epoch, part, example):
         epoch = epoch % self.layout.copies if self.layout.copies else epoch
-        keys = noise.key(self.seed, epoch, self._firsts[part] + example)
+        number = self._firsts[part] + example
         parts, which = distinct(part)
-        return Chosen([self._plan(index) for index in parts or [0]], which, example), keys
+        chosen = Chosen([self._plan(index) for index in parts or [0]], which, example, number, epoch)
+        return chosen, noise.key(self.seed, epoch, number)
 
     def _plan(self, index):
         return self._kept.plan(index, lambda: self._planned(index))

@@ -42,6 +42,7 @@ from data_pipelines.manifest import PartEntry
 from data_pipelines.processes import over_parts
 from data_pipelines.similar_words import TABLES
 from data_pipelines.store.fields import BY_TOKEN_BEFORE, STORED, TEXT
+from data_pipelines.store.files import read_summary
 
 OPEN_FILES, FILES_OF_A_PART = 1024, 4  # open files besides the parts'; maps of a part
 NAMED = re.compile(r"([\w.-]+)=(.*)", re.ASCII | re.DOTALL)  # an entry of several corpora: en=gs://A,zh=DIR
@@ -78,6 +79,7 @@ class Corpus:
         self.parts = tuple(Part(self, index, entry) for index, entry in enumerate(entries))
         self.checks = Checks(self._check_read)
         self._tables = {}
+        self.soft_targets = None  # `SoftTargets` of its rows, if a run reads any
         if self.copy is None:
             manifests.check_sizes(self.path, self.manifest.get("tables", {}))
             for part in self.parts:
@@ -85,7 +87,8 @@ class Corpus:
         _allow_files(OPEN_FILES + FILES_OF_A_PART * len(self.parts))
 
     def __reduce__(self):
-        return Corpus, (self.source if self.copy else self.path, self.fingerprint, self.copy), {"checks": self.checks}
+        state = {"checks": self.checks, "soft_targets": self.soft_targets}
+        return Corpus, (self.source if self.copy else self.path, self.fingerprint, self.copy), state
 
     def size(self, split: str) -> dict[str, int]:
         """Return {documents, sentences, tokens} of all parts."""
@@ -144,6 +147,9 @@ class Corpus:
 
     def _check_read(self, number: int, name: str) -> None:
         """Check a part's file that was read. Raises FileNotFoundError if its copy has been dropped since."""
+        if number < 0:  # a folder of soft targets
+            read_summary(Path(name), hashed=True)
+            return
         part = self.parts[number]
         path = self.copy.path(number, name) if self.copy else self.path / part.entry.path / name
         try:

@@ -1,4 +1,4 @@
-"""python -m pretrain run | eval | plot | pattern | export | generate | prompts | discriminator | recipes | demo"""
+"""python -m pretrain COMMAND: see `USAGE`."""
 
 import inspect
 import os
@@ -27,6 +27,7 @@ USAGE = """python -m pretrain COMMAND ...
   recipes [--json RECIPE]                   list the recipes, or print one as a file to edit
   run RECIPE --corpus DIR --workdir DIR     train, or resume in the same directory; `--recipe FILE.json` in place of a
                                             name takes a saved or an edited recipe
+  annotate RECIPE --corpus DIR --teacher DIR  store what a teacher predicts, for students: run --soft-targets
   eval RUN [--all]                          evaluate on the held-out set and compare with simple baselines
   plot RUN [RUN ...] --out FILE.png         draw learning curves
   pattern RECIPE --out FILE.png             draw a sparse attention pattern, per layer and head
@@ -42,7 +43,8 @@ resumes."""
 
 
 # Each is a module in pretrain/commands/ with the command's options and main(arguments) -> exit status.
-COMMANDS = "recipes", "run", "eval", "plot", "pattern", "export", "generate", "prompts", "discriminator", "demo"
+COMMANDS = "recipes", "run", "annotate", "eval", "plot", "pattern", "export", "generate"
+COMMANDS += "prompts", "discriminator", "demo"
 
 
 def main(arguments: list[str]) -> int:

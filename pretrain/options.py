@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
@@ -70,6 +71,8 @@ class Options(How, Where):  # fields of the last base come first
     teacher: str | None = None
     """Teacher of a recipe that distills: a Hugging Face folder or the workdir of a run, or NAME=PATH,NAME=PATH. It is
     read when the run starts and kept in the workdir."""
+    soft_targets: Path | None = None
+    """Folder written by `python -m pretrain annotate`: learn from it, with no teacher in the step."""
     extend: Literal["constant", "decay"] | None = None
     """With a larger --steps on resume: add a phase that keeps the last learning rate (constant) or decays it linearly
     to final x peak (decay), from at least peak / 10. By default the schedule is stretched to the new total."""

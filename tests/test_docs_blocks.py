@@ -26,6 +26,7 @@ TINY = {  # appended to what a page says; the last of two counts
     ("data_pipelines", "prepare"): "--vocab-size 300 --processes 1 --heldout 0.05",
     ("pretrain", "run"): "--steps 2 --eval-examples 8 --phases.0.length 32 --phases.0.batch-size 2 "
     "--model.depth 1 --model.width 16 --model.heads 2 --model.feed-forward 32",
+    ("pretrain", "annotate"): "--phases.0.length 32 --k 8",
     ("pretrain", "generate"): "--max-tokens 4",
 }
 DONE = set()  # (run, *words) that pages have in common

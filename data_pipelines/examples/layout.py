@@ -130,11 +130,12 @@ class Piece(NamedTuple):
 class Chosen:
     """Examples from several plans, in the order of a batch.
 
-    plans: of the parts. which: int64 [n], the index of each row's plan. example: int64 [n], within its plan.
+    plans: of the parts. which: int64 [n], the index of each row's plan. example: int64 [n], within its plan. number:
+    int64 [n], of the example in the split. epoch: of one source, in which rows look alike in equal epochs.
     """
 
-    def __init__(self, plans: Sequence[Any], which: np.ndarray, example: np.ndarray):
-        self.plans, self.which, self.example = plans, which, example
+    def __init__(self, plans: Sequence[Any], which: np.ndarray, example: np.ndarray, number=None, epoch=None):
+        self.plans, self.which, self.example, self.number, self.epoch = plans, which, example, number, epoch
 
     @functools.cached_property
     def groups(self) -> list[tuple[Any, Any, np.ndarray]]:

@@ -24,12 +24,16 @@ def main(arguments: Sequence[str]) -> int:
         for path in named(options.corpus).values():
             if not is_remote(path):
                 Corpus(path)  # report a wrong path before the imports below, which take seconds
+    from data_pipelines.soft_targets import SoftTargets
     from pretrain.storage.run_directory import RunDirectory
     from pretrain.training.signals import stop_request
-    from pretrain.training.teaching import with_sources
+    from pretrain.training.teaching import of_stored, with_sources
     from tpu.cluster import ending_together, join
     from tpu.compiled import keep_programs_whole
 
+    if options.soft_targets is not None:
+        targets = SoftTargets(options.soft_targets)
+        recipe = of_stored(recipe, targets.manifest["k"], targets.digest)
     recipe = with_sources(recipe, options.teacher, RunDirectory(options.workdir))
     with stop_request() as stop:
         join(options.coordinator, options.processes, options.process)

@@ -14,22 +14,37 @@ from jax import Array
 from models.blocks.products import row_product, table_scores
 from models.core.sharding import constrain, current_rules, parts_of
 from pretrain.objectives.cross_entropy import at_targets
+from pretrain.objectives.matching import soft_of_stored
 
 LOGITS = 2**26  # per device at once: 256 MiB, and on TPUs large enough to hide the sum of table gradients
 
 
 class Sums(NamedTuple):
     """Sums over tokens f32[sets], one per set of weights: -log p(target), correct predictions, squared log-normaliser,
-    and how much the mean of -log p over the vocabulary exceeds -log p(target) (0 without smoothing).
+    how much the mean of -log p over the vocabulary exceeds -log p(target) (0 without smoothing), and the loss of soft
+    targets, if there are any.
 
     Only `nats` is differentiated, and its gradient is that of nats + z_loss * squares + smoothing * excess: a loss that
-    adds these must divide all sums by the same weight.
+    adds these must divide all sums by the same weight. With soft targets, `soft` is differentiated too, for one loss
+    alone: `own` * nats + `factor` * soft, divided by that weight.
     """
 
     nats: Array
     hits: Array
     squares: Array
     excess: Array
+    soft: Array | None = None
+
+
+class Soft(NamedTuple):
+    """Soft targets of the tokens of one set of weights, as `matching.largest` stores them: ids [rows, length, k], logs
+    [rows, length, k + 1].   own, factor: of the losses of targets and of soft targets."""
+
+    ids: Array
+    logs: Array
+    temperature: Array | float
+    own: Array | float
+    factor: Array | float
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
@@ -42,6 +57,7 @@ def softmax_sums(
     z_loss: float = 0.0,
     axis: str | None = "length",
     smoothing: float = 0.0,
+    soft: Soft | None = None,
 ) -> Sums:
     """Compute sums over the tokens of a batch with logits hidden @ table.T + bias.
 
@@ -52,19 +68,25 @@ def softmax_sums(
     cuts = _cuts(targets.shape, table.shape, axis)
     table = constrain(table.astype(hidden.dtype), "vocab", None)
     shares = _shares(bias) if smoothing else None
-    in_block = lambda block: _figures(_logits(block[0], table, bias, axis), block[1], shares)[0]
-    figures = jax.lax.map(in_block, (_cut(hidden, cuts), _cut(targets, cuts)))
+
+    def block(inputs):
+        x, targets, *stored = inputs
+        logits = _logits(x, table, bias, axis)
+        figures, (best, total) = _figures(logits, targets, shares)
+        return _with_soft(figures, logits, best + jnp.log(total), *stored, soft.temperature)[0] if soft else figures
+
+    figures = jax.lax.map(block, (_cut(hidden, cuts), _cut(targets, cuts), *_stored(soft, cuts)))
     return _sums(figures, weights, cuts)
 
 
-def _forward(hidden, table, bias, targets, weights, z_loss, axis, smoothing):
+def _forward(hidden, table, bias, targets, weights, z_loss, axis, smoothing, soft):
     cuts, sets = _cuts(targets.shape, table.shape, axis), weights.shape[0]
     shares = _shares(bias) if smoothing else None
     table = constrain(table.astype(hidden.dtype), "vocab", None)
 
     def block(gradients, inputs):
         of_table, of_bias = gradients
-        x, targets, weights = inputs
+        x, targets, weights, *stored = inputs
         logits = _logits(x, table, bias, axis)
         figures, (best, total) = _figures(logits, targets, shares)
         factor = (1.0 + 2.0 * z_loss * (best + jnp.log(total))) / total
@@ -72,6 +94,12 @@ def _forward(hidden, table, bias, targets, weights, z_loss, axis, smoothing):
         if smoothing:
             wanted = (1.0 - smoothing) * wanted + smoothing * shares
         gradient = jnp.exp(logits - best[..., None]) * factor[..., None] - wanted
+        if soft:
+            shown = _with_soft(figures, logits, best + jnp.log(total), *stored, soft.temperature)
+            figures, (of_stored, of_total) = shown
+            factor = soft.factor * of_total / total
+            gradient = soft.own * gradient + jnp.exp(logits - best[..., None]) * factor[..., None]
+            gradient = _added(gradient, stored[0], soft.factor * of_stored)
         of_bias += jnp.einsum("dsnk,dsnv->dskv", weights, gradient)
         gradient = gradient.astype(x.dtype)
         weighted = (weights.astype(x.dtype)[..., None] * x[..., None, :]).reshape(*x.shape[:-1], -1)
@@ -80,18 +108,19 @@ def _forward(hidden, table, bias, targets, weights, z_loss, axis, smoothing):
 
     devices = (cuts.batch, cuts.length)
     zeros = jnp.zeros((*devices, table.shape[0], sets * table.shape[1])), jnp.zeros((*devices, sets, table.shape[0]))
-    inputs = _cut(hidden, cuts), _cut(targets, cuts), _cut(jnp.moveaxis(weights, 0, -1), cuts)
+    inputs = _cut(hidden, cuts), _cut(targets, cuts), _cut(jnp.moveaxis(weights, 0, -1), cuts), *_stored(soft, cuts)
     (of_table, of_bias), (figures, of_hidden) = jax.lax.scan(block, zeros, inputs)
     of_table = of_table.sum((0, 1)).reshape(table.shape[0], sets, table.shape[1])
     of_hidden = _joined(of_hidden, cuts, targets.shape)
-    return _sums(figures, weights, cuts), (of_hidden, of_table, of_bias.sum((0, 1)), weights)
+    factors = soft and soft.own + soft.factor
+    return _sums(figures, weights, cuts), (of_hidden, of_table, of_bias.sum((0, 1)), weights, factors)
 
 
 def _backward(z_loss, axis, smoothing, residuals, cotangents):
-    of_hidden, of_table, of_bias, weights = residuals
-    g = cotangents.nats
+    of_hidden, of_table, of_bias, weights, factors = residuals
+    g = cotangents.nats if factors is None else (cotangents.nats + cotangents.soft) / factors
     scaled = of_hidden * jnp.tensordot(g, weights, 1)[..., None]
-    return scaled.astype(of_hidden.dtype), jnp.einsum("k,vkw->vw", g, of_table), g @ of_bias, None, None
+    return scaled.astype(of_hidden.dtype), jnp.einsum("k,vkw->vw", g, of_table), g @ of_bias, None, None, None
 
 
 softmax_sums.defvjp(_forward, _backward)
@@ -129,6 +158,20 @@ def _figures(logits: Array, targets: Array, shares: Array | None) -> tuple[Array
         excess = target - jnp.sum(jnp.where(shares > 0, logits, 0.0) * shares, -1)
     figures = rest - (target - best), (target >= best).astype(jnp.float32), jnp.square(best + rest), excess
     return jnp.stack(figures, -1), (best, total)
+
+
+def _with_soft(figures, logits, log_total, ids, logs, temperature):
+    """Add the loss of soft targets to figures -> (figures, its gradients by the logits of ids, and by log_total)."""
+    of_ids = jnp.take_along_axis(logits, ids, -1)
+    losses, pull = jax.vjp(lambda *of: soft_of_stored(*of, logs, temperature), of_ids, log_total)
+    return jnp.concatenate([figures, losses[..., None]], -1), pull(jnp.ones_like(losses))
+
+
+_added = jax.vmap(jax.vmap(jax.vmap(lambda x, ids, values: x.at[ids].add(values))))  # [devices, devices, n, ...]
+
+
+def _stored(soft: Soft | None, cuts: "_Cuts") -> list[Array]:
+    return [_cut(x, cuts) for x in (soft[:2] if soft else ())]
 
 
 def _table_gradient(gradient: Array, x: Array) -> Array:

@@ -1,26 +1,34 @@
 """Distillation: a student learns from teachers what they predict and compute, beside its own loss.
 
 DistilBERT (Sanh et al. 2019, arXiv:1910.01108), TinyBERT, MiniLM and other students differ in their `losses`, which
-`matching.py` defines, and in their models.
+`matching.py` defines, and in their models. Soft targets that are stored need no teacher in the step.
 """
 
 import dataclasses
 from collections.abc import Callable
 from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from tyro.conf import Suppress
 
 from data_pipelines.errors import UserError
+from data_pipelines.examples.layout import Feature
+from data_pipelines.soft_targets import IDS, LOGS, places
 from models.attention.patterns.pattern import DENSE
 from models.blocks.heads import TOKENS
 from models.blocks.layer import layer_sizes
 from models.blocks.positions import gather_positions
+from models.blocks.products import table_scores
 from models.core.inside import HIDDEN, PROJECTED, of_layers, states
 from models.core.ranges import NOT_NEGATIVE, check_ranges
 from models.families.registry import family_of
+from pretrain.objectives.blocked_softmax import Soft
+from pretrain.objectives.cross_entropy import cross_entropy
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.matching import (
     ATTENTION,
@@ -31,6 +39,7 @@ from pretrain.objectives.matching import (
     Side,
     Tokens,
     denominator,
+    soft_of_stored,
     total,
 )
 from pretrain.objectives.next_token_prediction import NextTokenPrediction, softmax_terms
@@ -56,6 +65,8 @@ class Taught(Objective):
     taught_by: tuple[str, ...] = ("teacher",)  # names of teachers of the recipe
     # With several teachers: the mean of their losses, or those of one, drawn in each step, alike for all seeds
     several: str = MEAN
+    stored: Annotated[int, Suppress] = 0  # number of soft targets of a place, in place of teachers; 0: none
+    soft_targets: Annotated[str, Suppress] = ""  # digest of their folder
 
     def __post_init__(self):
         super().__post_init__()
@@ -80,11 +91,17 @@ class Taught(Objective):
 
     @property
     def teachers(self):
-        return MappingProxyType(dict.fromkeys(self.taught_by, self.reads + self.reads_logits * self.soft))
+        names = () if self.stored else self.taught_by
+        return MappingProxyType(dict.fromkeys(names, self.reads + self.reads_logits * self.soft))
+
+    def spec(self, phase):
+        row, k = places(self.rows(phase)), self.stored
+        beside = {IDS: Feature((row, k)), LOGS: Feature((row, k + 1), np.float16)} if k else {}
+        return super().spec(phase) | beside
 
     def projections(self, model_config, teachers):
         made = {}
-        for name in self.taught_by:
+        for name in self.teachers:
             for match in self.losses:
                 _check(match, model_config, teachers[name])
                 if match.projects and (widths := (model_config.width, teachers[name].width))[0] != widths[1]:
@@ -142,6 +159,15 @@ class Distillation(Taught, MaskedLanguageModel):
         apply = partial(model.apply, {"params": params})
         hidden, ours = self._read(apply, inputs_of(model, batch), moment.noise, batch)
         terms, logits = self.terms(apply, hidden, batch)
+        if IDS in batch:
+            (match,), (ids, logs) = self.losses, (batch[name].reshape(len(logits), -1) for name in (IDS, LOGS))
+            of_ids = jnp.take_along_axis(logits, ids, -1)
+            # XLA has this form of the sum over the vocabulary, and of its gradient, from the student's own loss
+            whole = cross_entropy(logits, ids[:, 0])[0] + of_ids[:, 0]
+            losses = soft_of_stored(of_ids, whole, logs, match.temperature_at(moment.step))
+            terms[match.name] = Term(jnp.sum(losses * self.tokens(batch).weights))
+        if self.stored:
+            return terms, carry, {} if moment.train else self.counts(logits, batch)
 
         def side_of(teacher: Bound) -> Side:
             hidden, theirs = self._read(teacher.apply, inputs_of(teacher.module, batch), None, batch)
@@ -152,6 +178,11 @@ class Distillation(Taught, MaskedLanguageModel):
 
         terms |= self.taught(params, batch, moment, ours._replace(logits=logits), side_of)
         return terms, carry, {} if moment.train else self.counts(logits, batch)
+
+    def logits(self, teacher: Bound, batch: Batch) -> Array:
+        """Return a teacher's logits of masked tokens, f32[rows * slots, vocab]."""
+        hidden = teacher.apply(inputs_of(teacher.module, batch), None, self.slots(batch), method="encode")
+        return teacher.apply(TOKENS, hidden[:, int(self.label is not None) :], method="apply_head")
 
     def _read(self, apply: Callable, inputs, noise, batch) -> tuple[Array, Side]:
         """Run a model -> (hidden at `slots`, what it recorded). Without recording, only the slots are computed."""
@@ -176,9 +207,21 @@ class CausalDistillation(Taught, NextTokenPrediction):
             return side._replace(factors=apply(hidden, method="softmax"))
 
         ours = read(partial(model.apply, {"params": params}), model, moment.noise)
-        terms = softmax_terms(ours.factors, batch, self.predictions, self.z_loss)
+        soft, match = None, self.losses[0]
+        if IDS in batch:
+            temperature, weight = match.temperature_at(moment.step), match.weight_at(moment.step)
+            soft = Soft(batch[IDS], batch[LOGS], temperature, self.own, weight)
+        terms = softmax_terms(ours.factors, batch, self.predictions, self.z_loss, soft=(match.name, soft))
+        if self.stored:
+            return terms, carry, {}
         side_of = lambda teacher: read(teacher.apply, teacher.module, None)
         return terms | self.taught(params, batch, moment, ours, side_of), carry, {}
+
+    def logits(self, teacher: Bound, batch: Batch) -> Array:
+        """Return a teacher's logits of next tokens, f32[rows * length, vocab]."""
+        hidden = teacher.apply(inputs_of(teacher.module, batch), None, method="decode")
+        hidden, *table = teacher.apply(hidden, method="softmax")
+        return table_scores(hidden.reshape(-1, hidden.shape[-1]), *table)
 
 
 def read_side(apply: Callable, inputs, noise, method: str, asked: list[str]) -> tuple[Array, Side]:

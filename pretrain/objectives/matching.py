@@ -221,6 +221,26 @@ def soft(ours: Array, theirs: Array, by: str, temperature: Array | float, seen: 
     return jnp.sum(p * ((log_p if by == KL else 0.0) - log_q), axis=-1) * temperature**2
 
 
+def largest(logits: Array, k: int) -> tuple[Array, Array]:
+    """Return what is stored of a teacher's logits [n, vocab]: the k likeliest tokens i32[n, k], and log-probabilities
+    f32[n, k + 1], theirs and that of all other tokens together."""
+    top, ids = jax.lax.top_k(logits, k)
+    rest = jax.nn.logsumexp(jnp.put_along_axis(logits, ids, -jnp.inf, -1, inplace=False), -1, keepdims=True)
+    return ids, jnp.concatenate([top, rest], -1) - jax.nn.logsumexp(logits, -1, keepdims=True)
+
+
+def soft_of_stored(logits: Array, total: Array, logs: Array, temperature: Array | float) -> Array:
+    """Compute `soft` by KL of what `largest` has stored -> f32[...]. All other tokens count as one, whose logit is the
+    logarithm of the sum of their exponentials, also at a temperature.
+
+    logits: the student's of the k tokens, [..., k].   total: [...], that logarithm for the vocabulary. The other tokens
+    have what the k leave, which float32 knows to 1e-6.   logs: [..., k + 1].
+    """
+    share = jnp.exp(jax.nn.logsumexp(logits, -1) - total)
+    rest = total + jnp.log1p(-jnp.minimum(share, 1 - 1e-6))
+    return soft(jnp.concatenate([logits, rest[..., None]], -1), logs, KL, temperature)
+
+
 def _of_factors(ours: tuple, theirs: tuple, by: str, temperature, weights: Array) -> Array:
     """Sum `soft` over the positions f32[rows, length] of two decoders, a block of them at a time."""
     (rows, length), vocab = weights.shape, len(ours[1])

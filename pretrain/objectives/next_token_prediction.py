@@ -14,7 +14,7 @@ from data_pipelines.examples.document_stream import counts_with_ends
 from data_pipelines.examples.next_tokens import InputTarget, PackedDocuments, StridedDocuments, delimiter_token
 from models.core.parameters import Params
 from models.core.ranges import NOT_NEGATIVE, check_choices, check_ranges
-from pretrain.objectives.blocked_softmax import softmax_sums
+from pretrain.objectives.blocked_softmax import Soft, softmax_sums
 from pretrain.objectives.objective import Batch, Moment, Objective, Term, inputs_of
 from pretrain.objectives.protocols import CausalDecoder
 
@@ -56,12 +56,15 @@ def softmax_terms(
     z_loss: float,
     axis: str | None = "length",
     smoothing: float = 0.0,
+    soft: tuple[str, Soft | None] = ("", None),
 ) -> dict[str, Term]:
-    """Compute the terms of `next_token_terms` from the factors of the logits (`CausalDecoder.softmax`)."""
+    """Compute the terms of `next_token_terms` from the factors of the logits (`CausalDecoder.softmax`).   soft: name of
+    the term of soft targets, and these, if there are any."""
     weights = jnp.stack([batch[weights] for _, weights in predictions.values()])
-    sums = softmax_sums(*factors, batch["targets"], weights, z_loss, axis, smoothing)
+    sums = softmax_sums(*factors, batch["targets"], weights, z_loss, axis, smoothing, soft[1])
     terms = {term: Term(sums.nats[index], sums.hits[index]) for index, term in enumerate(predictions)}
     terms |= {"z": Term(sums.squares[0])} if z_loss else {}
+    terms |= {soft[0]: Term(sums.soft[0])} if soft[1] else {}
     return terms | ({"smoothing": Term(sums.excess[0])} if smoothing else {})
 
 

@@ -148,6 +148,7 @@ class Objective(abc.ABC):
     teachers: name of a frozen model -> what it must have, like `asks`.
     rowwise: whether the loss of a row depends on that row only. If not, microbatches are refused, and evaluation uses
     full batches.
+    stored: how many soft targets of a place (`data_pipelines/soft_targets.py`) are in batches of training.
     per_example: counts of `loss` in evaluation with shape [rows, ...]; `report` gets them concatenated, not summed.
     """
 
@@ -157,6 +158,7 @@ class Objective(abc.ABC):
     phase: ClassVar[type[Phase]] = Phase
     teachers: ClassVar[Mapping[str, tuple[type | str, ...]]] = MappingProxyType({})
     rowwise: ClassVar[bool] = True
+    stored: ClassVar[int] = 0
     per_example: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self):

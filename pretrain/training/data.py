@@ -14,6 +14,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import prefix_field
 from data_pipelines.mixture import Mixture, Tasks, make_mixture, parse_rates
+from data_pipelines.soft_targets import SoftExamples
 from pretrain.objectives.objective import Phase, Task
 from pretrain.recipe import Recipe, boundaries, every_task, naming, phase_at, tasks_of
 from pretrain.storage.run_directory import read_object, write_whole
@@ -32,6 +33,8 @@ def training_batches(
     shape = (phase.batch_size, seed, recipe.order)
     if len(read) == 1:
         (corpus,), known = read.values(), sizes and next(iter(sizes.values()))
+        if task.objective.stored:
+            return SoftExamples(layout, corpus, "train", *shape, known)
         return make_examples(layout, corpus, "train", *shape, known)
     rates = list(mixture_rates(recipe, read).values())
     return make_mixture(dict.fromkeys(read, layout), read, rates, *shape, sizes)

@@ -237,8 +237,8 @@ def _stage(
     evaluated_rows = _evaluated_rows(objective, phase, mesh, microbatches)
     evaluation_phase = dataclasses.replace(phase, batch_size=evaluated_rows)
     first_evaluated, evaluated_carry, _ = _carry(lambda: objective.carry(assembly.model, evaluation_phase, False), mesh)
-    spec = objective.spec(phase)
-    batch, evaluated_batch = (shapes_of(spec, size, rows(mesh)) for size in (phase.batch_size, evaluated_rows))
+    batch = shapes_of(objective.spec(phase), phase.batch_size, rows(mesh))
+    evaluated_batch = shapes_of(objective.rows(phase).spec, evaluated_rows, rows(mesh))
 
     step = train_step(assembly, of_task(phase, task, axes), microbatches, index, task, untrained)
     options_of = small_product_options if count(merge(params, frozen)) <= SMALL else compiler_options

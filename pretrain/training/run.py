@@ -11,6 +11,7 @@ import jax
 from data_pipelines.corpus import Corpus, open_corpora, sound, written
 from data_pipelines.errors import UserError
 from data_pipelines.progress import doing
+from data_pipelines.soft_targets import SoftTargets
 from data_pipelines.tokenizers import stored as tokenizers
 from models.core.parameters import count
 from pretrain.huggingface.config import misfits
@@ -39,7 +40,7 @@ from pretrain.training.start import First, Run, initial_weights, start
 from tpu.cluster import agree, from_first
 from tpu.mesh import device_memory, mesh_shape, reason
 
-OF_A_HOST = ("corpus", "workdir", "coordinator", "processes", "process", "workers", "profile")
+OF_A_HOST = ("corpus", "workdir", "soft_targets", "coordinator", "processes", "process", "workers", "profile")
 
 
 def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> int:
@@ -99,6 +100,10 @@ def opened(options: Options) -> dict[str, Corpus]:
         return written({name: corpus.fingerprint for name, corpus in corpora.items()})
 
     agree("the fingerprint of --corpus", fingerprints)
+    if options.soft_targets is not None:
+        if len(corpora) > 1:
+            raise UserError(f"--soft-targets {options.soft_targets}: is of one corpus; give only that with --corpus")
+        next(iter(corpora.values())).soft_targets = SoftTargets(options.soft_targets)
     return {name: corpora[name] for name in states} if states.keys() == corpora.keys() else corpora
 
 

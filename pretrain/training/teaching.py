@@ -8,16 +8,21 @@ import numpy as np
 
 from data_pipelines.cloud import is_file, local_folder, place
 from data_pipelines.errors import UserError
+from data_pipelines.examples.masking import Masking
 from models.core.parameters import LAYERS, Params, leaves, nest
 from models.families.registry import name_of, renamed
 from pretrain.huggingface.config import config_from
 from pretrain.huggingface.load import counterparts
-from pretrain.objectives.matching import teacher_layers
-from pretrain.objectives.objective import Teacher
-from pretrain.recipe import Recipe, model_in
+from pretrain.objectives.distillation import CausalDistillation, Distillation, Taught
+from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.matching import Match, teacher_layers
+from pretrain.objectives.next_token_prediction import NextTokenPrediction
+from pretrain.objectives.objective import Objective, Teacher
+from pretrain.recipe import Recipe, model_in, with_objectives
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import own_parameters
 
+TAUGHT = {MaskedLanguageModel: Distillation, NextTokenPrediction: CausalDistillation}
 OUTSIDE = "embeddings"  # of `Teacher.copied`: what is outside of the layers
 
 
@@ -51,6 +56,29 @@ def with_sources(recipe: Recipe, given: str | None, workdir: RunDirectory) -> Re
         if teacher.copied:
             _layers(_setting(index, teacher), teacher, recipe.model)
     return recipe
+
+
+def of_stored(recipe: Recipe, k: int, digest: str = "") -> Recipe:
+    """Return the recipe as it learns from k soft targets of a place, and from no teacher; UserError if it cannot."""
+
+    def change(objective: Objective) -> Taught:
+        kind, name = TAUGHT.get(type(objective), type(objective)), type(objective).__name__
+        if not issubclass(kind, Taught):
+            raise UserError(f"objective {name}: is neither masked nor causal, so it has no soft targets; change it")
+        taught = kind(**vars(objective))
+        if [match.name for match in taught.losses] != [Match().name]:
+            raise UserError("objective.losses: soft targets have one, of logits by kl; change them")
+        if getattr(taught, "auxiliary", 0):
+            raise UserError(f"objective.auxiliary={taught.auxiliary}: soft targets have one set of tokens; set it to 0")
+        if not taught.own:
+            raise UserError("objective.own=0.0: held-out rows have no soft targets, but this loss; give 0.01")
+        if not getattr(taught, "masking", Masking(copies=1)).copies:
+            raise UserError("objective.masking.copies=0: soft targets are of fixed masks; give how many, like 10")
+        return dataclasses.replace(taught, stored=k, soft_targets=digest)
+
+    if any(teacher.copied for teacher in recipe.teachers):
+        raise UserError("teachers.0.copied: soft targets have no weights to begin with; leave it out")
+    return dataclasses.replace(with_objectives(recipe, change), teachers=())
 
 
 def _setting(index: int, teacher: Teacher) -> str:

@@ -16,8 +16,19 @@ from models.core.inside import HIDDEN, PROJECTED, of_layers
 from models.core.program import Program
 from models.families.modernbert import ModernBertConfig
 from models.families.registry import family_of
-from pretrain.objectives import matching
-from pretrain.objectives.matching import MEASURES, Match, Side, Tokens, _scores, denominator, teacher_layers, total
+from pretrain.objectives import blocked_softmax, matching
+from pretrain.objectives.blocked_softmax import Soft, softmax_sums
+from pretrain.objectives.matching import (
+    MEASURES,
+    Match,
+    Side,
+    Tokens,
+    _scores,
+    denominator,
+    largest,
+    teacher_layers,
+    total,
+)
 from pretrain.objectives.objective import initialise, inputs_of
 from tests.pretrain import reference, tiny
 
@@ -148,6 +159,45 @@ def test_logits_of_decoders_in_blocks_are_those_at_once(at_once, monkeypatch):
 
     found, wanted = (jax.jit(jax.value_and_grad(loss))(ours) for loss in (in_blocks, at_once_of))
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5), found, wanted)
+
+
+def test_stored_soft_targets_count_all_other_tokens_as_one(monkeypatch):
+    """The loss and its gradients are torch's, also in blocks beside the loss of tokens, with factors."""
+    monkeypatch.setattr(blocked_softmax, "LOGITS", 3 * VOCAB)
+    rng, k, own, factor = np.random.default_rng(0), 4, 0.5, 3.0
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    theirs, hidden, table, bias = draw(ROWS * LENGTH, VOCAB), draw(ROWS, LENGTH, 6), draw(VOCAB, 6), draw(VOCAB)
+    theirs[:, -1] = bias[-1] = -np.inf  # padding of the vocabulary
+    targets, weights = rng.integers(0, VOCAB - 1, (ROWS, LENGTH)), rng.random((ROWS, LENGTH)).astype(np.float32)
+    ids, logs = largest(theirs, k)
+    stored = (np.asarray(x).reshape(ROWS, LENGTH, -1) for x in (ids, logs))
+    soft = Soft(*map(jnp.asarray, stored), 1.0, own, factor)
+
+    def total(hidden, table, soft):
+        sums = softmax_sums(hidden, table, bias, targets, weights[None], soft=soft)
+        return own * sums.nats[0] + factor * sums.soft[0]
+
+    def in_torch(hidden, table, temperature):
+        logits = (hidden @ table.T + torch.tensor(bias)).reshape(-1, VOCAB)
+        p, q = torch.tensor(theirs).softmax(-1), logits.softmax(-1)
+        chosen = p.topk(k).indices
+        parts = lambda x: torch.cat([x.gather(1, chosen), 1 - x.gather(1, chosen).sum(1, keepdim=True)], 1)
+        tempered = lambda x: (parts(x).log() / temperature).log_softmax(-1)
+        each = functional.kl_div(tempered(q), tempered(p), reduction="none", log_target=True).sum(1)
+        own_each = functional.cross_entropy(logits, torch.tensor(targets).reshape(-1), reduction="none")
+        weigh = lambda losses: (losses * torch.tensor(weights).reshape(-1)).sum()
+        return own * weigh(own_each) + factor * temperature**2 * weigh(each)
+
+    differentiated = jax.jit(jax.value_and_grad(total, argnums=(0, 1)))
+    for temperature in (1.0, 2.5):
+        found, gradients = differentiated(hidden, table, soft._replace(temperature=temperature))
+        leaves = [torch.tensor(x, requires_grad=True) for x in (hidden, table)]
+        wanted = in_torch(*leaves, temperature)
+        wanted.backward()
+        np.testing.assert_allclose(found, wanted.item(), rtol=1e-5)
+        for ours, leaf in zip(gradients, leaves, strict=True):
+            np.testing.assert_allclose(ours, leaf.grad.numpy(), rtol=1e-4, atol=2e-5)
+    np.testing.assert_allclose(jax.jit(total)(hidden, table, soft._replace(temperature=2.5)), found, rtol=1e-6)
 
 
 def test_a_decoders_tokens_are_compared_with_earlier_ones_alone():

@@ -1,0 +1,40 @@
+"""`python -m pretrain annotate`: stores what a teacher predicts of a corpus, for `run --soft-targets`."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+from data_pipelines.corpus import Corpus
+from pretrain.commands.arguments import parse_recipe
+from pretrain.commands.common import import_models, writing
+
+
+@dataclasses.dataclass(frozen=True)
+class Annotate:
+    """Options of `annotate`."""
+
+    corpus: Annotated[str, arg(metavar="PATH")]
+    """Folder written by `python -m data_pipelines prepare`, with the teacher's tokenizer."""
+    teacher: str
+    """Hugging Face folder, or the workdir of a run."""
+    out: Path | None = None
+    """Folder to write, or to go on with after a kill; by default CORPUS-soft-targets, beside the corpus."""
+    k: int = 64
+    """Number of tokens to store of a place, those with the highest probabilities; all others count as one."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    usage = "python -m pretrain annotate gpt2-tiny --corpus DIR --teacher DIR"
+    purpose = "Store what a teacher predicts at all places of {}'s rows, once for all students with these rows."
+    recipe, options = parse_recipe(arguments, Annotate, usage, purpose)
+    corpus = Corpus(options.corpus)
+    import_models()
+    from pretrain.training.annotating import annotate
+
+    with writing(out := options.out or corpus.path.with_name(f"{corpus.path.name}-soft-targets")):
+        parts, made = annotate(recipe, options.teacher, corpus, out, options.k)
+    print(f"{out}: {parts} parts, {made} of them made now")
+    return 0

@@ -1,0 +1,101 @@
+"""Store soft targets: what a teacher predicts at each place of the rows that a recipe makes of a corpus."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from data_pipelines.batches import RowExamples
+from data_pipelines.corpus import Corpus, sound
+from data_pipelines.durable import put_folder
+from data_pipelines.errors import UserError
+from data_pipelines.progress import doing
+from data_pipelines.soft_targets import IDS, LOGS, PART_BYTES, VALUES, places, settings_of, value_type
+from data_pipelines.store.files import SUMMARY, beside, describe_files, is_whole, write_json
+from pretrain.objectives.matching import LOGITS_AT_ONCE, Match, largest
+from pretrain.objectives.objective import TEACHERS, Bound, Teacher
+from pretrain.recipe import Recipe, every_task, resolve, with_objectives
+from pretrain.steering.discriminator import fingerprint
+from pretrain.storage.run_directory import RunDirectory, read_object
+from pretrain.training.assembly import assemble, parameter_shapes
+from pretrain.training.data import training_batches
+from pretrain.training.start import load_weights
+from pretrain.training.teaching import of_stored, with_sources
+from tpu.batches import place_rows
+from tpu.mesh import row_mesh
+from tpu.rules import replicated
+
+NAME = "teacher"
+ROWS = 256  # most for a device at once
+
+
+def annotate(recipe: Recipe, source: str, corpus: Corpus, out: Path, k: int) -> tuple[int, int]:
+    """Store k soft targets of each place of a recipe's training rows -> (parts, how many of them were not there yet).
+
+    source: of the teacher, as of `run --teacher`.   UserError for mistakes of the user, OSError for a full disk.
+    """
+    if not 1 <= k <= corpus.vocab_size:
+        raise UserError(f"--k {k}: must be from 1 to the corpus's {corpus.vocab_size} tokens")
+    alone = lambda objective: dataclasses.replace(objective, stored=0, losses=(Match(),), taught_by=(NAME,))
+    taught = with_objectives(of_stored(recipe, k), alone)
+    taught = dataclasses.replace(taught, teachers=(Teacher(NAME, "", recipe.model),))
+    taught = resolve(with_sources(taught, source, RunDirectory(out)), corpus)
+    (teacher,), shapes = taught.teachers, parameter_shapes(taught)[TEACHERS][NAME]
+    params = load_weights("teachers.0.source", teacher.source, teacher.model, shapes, corpus)
+    tasks = every_task(taught)
+    examples, *others = (training_batches(taught, {"": corpus}, phase, task) for _, phase, task in tasks)
+    if any(settings_of(other) != settings_of(examples) for other in others):
+        raise UserError("phases: soft targets are of rows of one length and objective; give a recipe with one phase")
+    kind, number = value_type(k, corpus.vocab_size), examples.number
+    rows = min(max(PART_BYTES // (kind.itemsize * places(examples.layout)), 1), number)
+    copies, of_copy = max(examples.layout.copies, 1), -(-number // rows)
+    manifest = {"teacher": fingerprint(params), "k": k, "settings": settings_of(examples)}
+    _begin(out, manifest | {"copies": copies, "rows": rows, "parts": copies * of_copy})
+    objective, bound = tasks[0][2].objective, Bound(NAME, assemble(taught).teachers[NAME], params)
+    predict = _predictor(lambda *inputs: largest(objective.logits(*inputs), k), bound, examples, kind, rows)
+    folders = {part: out / f"{part:06}" for part in range(copies * of_copy)}
+    lacking = {part: folder for part, folder in folders.items() if not is_whole(folder)}
+    for part, folder in lacking.items():
+        doing(f"annotating part {part + 1} of {len(folders)}")
+        copy, first = part // of_copy, part % of_copy * rows
+        with sound([corpus]):
+            values = predict(copy, np.arange(first, min(first + rows, number)))
+        made = beside(folder)
+        np.save(made / VALUES, values)
+        write_json(made / SUMMARY, {"files": describe_files(made, VALUES)})
+        put_folder(made, folder)
+    return len(folders), len(lacking)
+
+
+def _begin(out: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest; UserError if the folder has another one."""
+    there = read_object(out / "manifest.json")
+    if changed := [name for name in manifest if there != {} and (there or {}).get(name) != manifest[name]]:
+        raise UserError(f"--out {out}: has other contents ({', '.join(changed)} differ); give another folder")
+    out.mkdir(parents=True, exist_ok=True)
+    for left in out.glob("??????.*"):  # by a kill
+        shutil.rmtree(left)
+    write_json(out / "manifest.json", manifest)
+
+
+def _predictor(best: Callable, teacher: Bound, examples: RowExamples, kind: np.dtype, rows: int) -> Callable:
+    """Return (copy, numbers of examples) -> values [n, places], of at most `rows` rows of a device at once."""
+    of_row, mesh = places(examples.layout), row_mesh(jax.local_devices(), [])
+    size = max(min(LOGITS_AT_ONCE // (of_row * examples.corpus.vocab_size), rows, ROWS), 1) * mesh.size
+    params = jax.device_put(teacher.params, replicated(mesh))
+    of_batch = jax.jit(lambda params, batch: best(teacher._replace(params=params), batch))
+
+    def predict(copy: int, number: np.ndarray) -> np.ndarray:
+        values = np.empty((len(number), of_row), kind)
+        for first in range(0, len(number), size):
+            here = number[first : first + size]
+            batch = place_rows(examples.build(copy, np.resize(here, size)), np.arange(size), size, mesh)
+            for name, array in zip((IDS, LOGS), jax.device_get(of_batch(params, batch)), strict=True):
+                values[name][first : first + size] = array.reshape(size, of_row, -1)[: len(here)]
+        return values
+
+    return predict
