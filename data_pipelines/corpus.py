@@ -14,8 +14,6 @@ A corpus is a folder written by `python -m data_pipelines prepare`:
         {train,heldout}/FIELD.npy       [tokens, sentences or documents, ...], any other field; texts of documents are
                                         joined, uint8 [bytes], with offsets in FIELD.starts.npy, int64 [documents + 1]
         train/token_counts.npy          int64 [vocab], unigram counts of the train split
-
-A corpus of format 1, which had no parts, is read as one part beside the manifest.
 """
 
 import errno
@@ -79,7 +77,7 @@ class Corpus:
         self.checks = Checks(self._check_read)
         self._tables = {}
         if self.copy is None:
-            manifests.check_sizes(self.path, self.manifest.get("tables", {}))
+            manifests.check_sizes(self.path, self.manifest["tables"])
             for part in self.parts:
                 manifests.check_sizes(self.path / part.entry.path, part.entry.files)
         _allow_files(OPEN_FILES + FILES_OF_A_PART * len(self.parts))
@@ -119,12 +117,11 @@ class Corpus:
 
     def verify(self) -> None:
         """Hash every file and recompute the fingerprints. Raises UserError at the first that has changed."""
-        if self.manifest["version"] > 1:
-            for part in self.parts:
-                found = manifests.part_fingerprint(part.entry.files, part.entry.values)
-                self._check_digest(f"the summary of {part.entry.path}", found, part.entry.fingerprint, copied=False)
-            found = manifests.fingerprint(self.manifest, [part.entry.fingerprint for part in self.parts])
-            self._check_digest("what the manifest says of the tokens", found, self.fingerprint, copied=False)
+        for part in self.parts:
+            found = manifests.part_fingerprint(part.entry.files, part.entry.values)
+            self._check_digest(f"the summary of {part.entry.path}", found, part.entry.fingerprint, copied=False)
+        found = manifests.fingerprint(self.manifest, [part.entry.fingerprint for part in self.parts])
+        self._check_digest("what the manifest says of the tokens", found, self.fingerprint, copied=False)
         for name, file in manifests.files_of(self.manifest).items():
             self._check(name, self.path / name, file)
         for part in self.parts:
@@ -191,7 +188,7 @@ class Corpus:
         """Return how many parts the state with this fingerprint has; None for all."""
         if self.fingerprint == self.manifest["fingerprint"]:
             return None
-        for state in self.manifest.get("history", []):
+        for state in self.manifest["history"]:
             if state["fingerprint"] == self.fingerprint:
                 return state["parts"]
         raise UserError(
@@ -350,7 +347,7 @@ def open_corpora(text: str, states: Mapping[str, str]) -> dict[str, Corpus]:
     Raises UserError for a path that is not a corpus, and as `check_alike` does."""
     opened = {name: Corpus(path) for name, path in named(text).items()}
     for name, corpus in opened.items():
-        if states.get(name) in [state["fingerprint"] for state in corpus.manifest.get("history", [])]:
+        if states.get(name) in [state["fingerprint"] for state in corpus.manifest["history"]]:
             opened[name] = Corpus(corpus.source, states[name])
     check_alike(opened)
     return opened
@@ -381,7 +378,7 @@ def _meaning(corpus: Corpus) -> dict[str, Any]:
         "splitting into words": written.get("pre_tokenizer"),
         "merges or scores": written.get("model"),
         "added tokens": written.get("added_tokens"),
-        "similar words": [corpus.manifest.get("tables", {}).get(f"tables/{table}.npy") for table in TABLES],
+        "similar words": [corpus.manifest["tables"].get(f"tables/{table}.npy") for table in TABLES],
     }
 
 

@@ -60,7 +60,9 @@ def open_copy(source: str) -> "Copy":
     with _disk_errors(source, folder):
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(folder.with_suffix(".lock")) as suffix:
-            _copy_beside_parts(source, manifest, folder, suffix)
+            for name, file in files_of(manifest).items():
+                if not _is_there(folder / name, file):
+                    copy_file(source, name, file, folder / name, suffix)
             new = folder / f"manifest.json{suffix}"
             new.write_bytes(content)
             put(new, folder / "manifest.json")
@@ -182,8 +184,7 @@ class Copy:
         with self._copying[key], _alone(self._mark(key, "lock")) as suffix:
             if not _is_there(path, file):
                 self._make_room(file["bytes"])
-                part = self._parts[key[0]].path
-                copy_file(self.source, name if part == "." else f"{part}/{name}", file, path, suffix)
+                copy_file(self.source, f"{self._parts[key[0]].path}/{name}", file, path, suffix)
 
     def _make_room(self, size: int) -> None:
         """If the disk is full, drop files that no process reads. Raises OSError (ENOSPC) if that is not enough."""
@@ -214,19 +215,6 @@ class Copy:
 def _group(name: str) -> str:
     """Return the group in which a part's file is dropped: its split, but for token counts "counts"."""
     return "counts" if name.endswith(COUNTS) else name.partition("/")[0]
-
-
-def _copy_beside_parts(source: str, manifest: dict, folder: Path, suffix: str) -> None:
-    """Copy the tokenizer's files and the tables."""
-    files = files_of(manifest)
-    if "tokenizer" not in manifest and not (folder / "manifest.json").is_file():  # an older corpus, without hashes
-        path = f"{source}/tokenizer"
-        found = _asked(source, lambda: filesystem(path).find(path, detail=True), _once(source))
-        sizes = {f"tokenizer/{name.rpartition('/tokenizer/')[2]}": info["size"] for name, info in found.items()}
-        files |= {name: {"bytes": size, "sha256": None} for name, size in sizes.items()}
-    for name, file in files.items():
-        if file["sha256"] is None or not _is_there(folder / name, file):
-            copy_file(source, name, file, folder / name, suffix)
 
 
 def _has_room(source: str, manifest: dict) -> bool:
@@ -297,8 +285,8 @@ def _say(line: str) -> None:
 def copy_file(source: str, name: str, file: dict, path: Path, suffix: str) -> None:
     """Copy the file `name` of the corpus at `source` to a local path, which exists only once the copy is complete.
 
-    file: {bytes, sha256, or None if no manifest gives it}. suffix: of the incomplete file. Raises UserError if the file
-    cannot be read or is not what the manifest says; OSError if the disk fails.
+    file: {bytes, sha256}. suffix: of the incomplete file. Raises UserError if the file cannot be read or is not what
+    the manifest says; OSError if the disk fails.
     """
     hashed, advance, new = hashlib.sha256(), _progress(name, file["bytes"]), path.with_name(path.name + suffix)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -307,7 +295,7 @@ def copy_file(source: str, name: str, file: dict, path: Path, suffix: str) -> No
             hashed.update(block)
             stream.write(block)
             advance(len(block))
-    if file["sha256"] not in (None, hashed.hexdigest()):
+    if file["sha256"] != hashed.hexdigest():
         raise UserError(
             f"--corpus {source}: the content of {name} is not what prepare wrote (its hash differs); "
             "copy the corpus to the bucket again"

@@ -1,5 +1,5 @@
-"""Convert frozen dataclasses to JSON and back by their annotations (numbers, text, tuples, nested dataclasses, unions),
-and convert recipe files of earlier versions."""
+"""Convert frozen dataclasses to JSON and back by their annotations (numbers, text, tuples, nested dataclasses,
+unions)."""
 
 import dataclasses
 import types
@@ -11,11 +11,6 @@ from data_pipelines.errors import UserError
 
 KIND = "kind"  # names the class where an annotation leaves it open
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-# Former field -> (its value -> current fields)
-OF_BEFORE = {
-    "pair_head": lambda value: {},  # the objective says which heads a model has
-    "whole_word": lambda value: {"unit": "word_starts" if value else "token"},
-}
 
 
 def plain(kind, value):
@@ -118,41 +113,9 @@ def _words(kind) -> str:
 
 
 def once(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dict of an object in a recipe's JSON (an `object_pairs_hook` of `json.loads`), with former fields
-    replaced. UserError for a field that occurs twice."""
-    current, names = {}, [name for name, _ in fields]
-    for name, value in fields:
+    """Make a dict of a JSON object's fields (for `json.loads`); UserError for a field that occurs twice."""
+    names = [name for name, _ in fields]
+    for name in names:
         if names.count(name) > 1:
             raise UserError(f"{name}: occurs twice in one object; remove one of them")
-        current |= OF_BEFORE[name](value) if name in OF_BEFORE else {name: value}
-    return current
-
-
-def brought_up_to_date(fields: dict[str, Any]) -> dict[str, Any]:
-    """Convert a recipe's JSON object of an earlier version; UserError if no version can have written it."""
-    schedule = fields.get("schedule")
-    if not isinstance(schedule, dict) or "stretches" not in schedule:
-        return fields
-    kept = {name: value for name, value in schedule.items() if name not in ("stretches", "from_here")}
-    fields, stretches = fields | {"schedule": kept}, schedule["stretches"]
-    try:
-        return _with_phases(fields, stretches) if stretches else fields
-    except (KeyError, TypeError, IndexError, ZeroDivisionError):
-        raise UserError("schedule.stretches: is damaged; restore the file from a copy") from None
-
-
-def _with_phases(fields: dict[str, Any], stretches: list[dict[str, Any]]) -> dict[str, Any]:
-    """Turn the `stretches` of an extended run's schedule, each starting at a step, into further phases."""
-    *before, last = fields["phases"]
-    steps, schedule = fields["steps"], fields["schedule"]
-    ends = [*(stretch["since"] for stretch in stretches), steps]
-    begin = steps - last["share"] * steps
-    if ends[0] <= begin:
-        raise UserError("schedule.stretches: begin before the last phase; resume with the version that wrote them")
-    phases = [last | {"share": (ends[0] - begin) / steps}]
-    for stretch, first, end in zip(stretches, ends, ends[1:], strict=False):
-        rate, lowest = stretch["rate"], schedule["final"] * schedule["peak"]
-        name = {"constant": "constant", "decay": "linear"}[stretch["kind"]]
-        further = {"name": name, "peak": rate, "warmup": 0.0, "final": min(lowest / rate, 1.0)}
-        phases.append(last | {"share": (end - first) / steps, "schedule": further})
-    return fields | {"phases": [*before, *phases], "schedule": schedule | {"steps": stretches[0]["before"]}}
+    return dict(fields)

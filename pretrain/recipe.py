@@ -26,7 +26,7 @@ from models.core.program import Program
 from models.core.ranges import COUNT, POSITIVE, SEED, SHARE, Range, check_ranges
 from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface.config import check_fit
-from pretrain.json_values import KIND, brought_up_to_date, make, once, plain
+from pretrain.json_values import KIND, make, once, plain
 from pretrain.lora import Lora, with_products
 from pretrain.objectives.causal_language_model import CausalLanguageModel
 from pretrain.objectives.distillation import CausalDistillation, Distillation
@@ -390,7 +390,6 @@ def from_json(text: str) -> Recipe:
         raise UserError(f"is not JSON ({error}); restore it from a copy, or write it again") from None
     if not isinstance(fields, dict):
         raise UserError("is not a recipe, which is a JSON object; write it again")
-    fields = brought_up_to_date(fields)
     objective = _of_class(fields, "objective", "")
     made = {}
     for name, build_one in {"phases": partial(_phase, objective), "teachers": partial(_part, Teacher)}.items():
@@ -463,11 +462,10 @@ def _check_object(cls: type, fields: Any, prefix: str) -> None:
 
 
 def _of_class(fields: dict, name: str, prefix: str) -> Any:
-    """Make a field of TAGGED, whose class is named as in its registry, or in older files by its Python name."""
+    """Make a field of TAGGED, whose class is named as in its registry."""
     (tag, classes), value, name = _classes(name), fields.get(name), prefix + name
     if not isinstance(value, dict):
         raise UserError(f"{name}={value!r}: must be an object with {tag} and fields")
-    known = {cls.__name__: cls for cls in classes.values()} | dict(classes)
-    if str(value.get(tag)) not in known:
+    if str(value.get(tag)) not in classes:
         raise UserError(unknown(f"{name}.{tag}: this version has no", str(value.get(tag)), classes))
-    return make(known[value[tag]], _without(value, {tag: None}), f"{name}.")
+    return make(classes[value[tag]], _without(value, {tag: None}), f"{name}.")

@@ -8,12 +8,9 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples import chunks
 from data_pipelines.examples.layout import Piece
-from data_pipelines.formats.values import CODE
 from data_pipelines.order import permute
 from data_pipelines.tokenizers.made import text_end
 from data_pipelines.tokenizers.prefixes import role_of
-
-OLD_CODES = "codes"  # in older corpora, the field of control codes, by sentence
 
 
 class DocumentStream:
@@ -142,15 +139,13 @@ def prefix_tokens(part, split: str) -> np.ndarray | None:
     name = prefix_field(corpus)
     if name is None:
         return None
-    of_role, field = CODE if name == OLD_CODES else name, corpus.fields[name]
-    tokens = np.array([corpus.special[role_of(of_role, value)] for value in field.values], np.int32)
-    found = tokens[part.column(split, name)]
-    return found[part.documents(split)[:-1]] if field.per == "sentence" else found
+    tokens = [corpus.special[role_of(name, value)] for value in corpus.fields[name].values]
+    return np.array(tokens, np.int32)[part.column(split, name)]
 
 
 def prefix_field(corpus: Corpus) -> str | None:
     """Return the name of the value that stands before each document; None if the corpus has no such value."""
-    return next((name for name, field in corpus.fields.items() if field.prefix or name == OLD_CODES), None)
+    return next((name for name, field in corpus.fields.items() if field.prefix), None)
 
 
 def end_token(corpus: Corpus) -> int:

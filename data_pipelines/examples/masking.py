@@ -97,7 +97,7 @@ class SpecialTokens(NamedTuple):
 
 def has_similar_words(corpus: Corpus) -> bool:
     """Return whether a corpus was prepared with similar words."""
-    return f"tables/{TABLES[0]}.npy" in corpus.manifest.get("tables", {})
+    return f"tables/{TABLES[0]}.npy" in corpus.manifest["tables"]
 
 
 def ordinary_tokens(corpus: Corpus) -> np.ndarray:

@@ -83,12 +83,10 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
 
 
 def read_finished(out: Path) -> dict | None:
-    """Return the manifest of a finished corpus, else None. Raises UserError for a corpus of an earlier format."""
+    """Return the manifest of a finished corpus, else None. Raises UserError for one that `prepare` has not made."""
     if not cloud.is_file(out / "manifest.json"):
         return None
     manifest = parse_manifest(out, (out / "manifest.json").read_bytes())
-    if manifest["version"] == 1:
-        raise UserError(f"--out {out} holds a corpus of an earlier format, which can only be read; use another --out")
     if "stages" not in manifest:
         raise UserError(f"--out {out} holds a corpus that was not made by prepare; use another --out")
     return manifest

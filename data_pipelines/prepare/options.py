@@ -212,11 +212,11 @@ def values_of(options: Prepare) -> list[tuple[Value, ...]]:
 
 def sources_of(settings: dict) -> tuple[Source, ...]:
     """Return the sources that settings name."""
-    choices = {name: settings[name] for name in OF_FORMATS if name in settings}  # an older corpus lacks newer options
-    kept = {name: tuple(settings.get(name, ())) for name in ("code", "values")}
-    kept |= {name: settings.get(name) for name in ("code_field", "prefix")}
+    choices = {name: settings[name] for name in OF_FORMATS}
+    kept = {name: tuple(settings[name]) for name in ("code", "values")}
+    kept |= {name: settings[name] for name in ("code_field", "prefix")}
     of_each = values_of(Prepare(tuple(settings["source"]), Path(), **kept))
-    prefixes = _of_each("task-prefix", settings.get("task_prefix") or [""], len(settings["source"]))
+    prefixes = _of_each("task-prefix", settings["task_prefix"] or [""], len(settings["source"]))
     specs = zip(settings["source"], settings["language"], of_each, prefixes, strict=True)
     choices |= {"fields": tuple(settings["field"]), "unit": settings["part_size"] * MIB}
     return tuple(
@@ -244,8 +244,8 @@ def inherit(options: Prepare, of_corpus: dict) -> Prepare:
     for name, of_default in vars(default).items():
         if name in (*MEANS, *OF_SOURCES):
             continue
-        stored = of_corpus.get(name, of_default)  # an older corpus lacks newer options
-        value, stored = getattr(options, name), tuple(stored) if isinstance(stored, list) else stored
+        value, stored = getattr(options, name), of_corpus[name]
+        stored = tuple(stored) if isinstance(stored, list) else stored
         if value not in (stored, of_default):
             option = f"--{name.replace('_', '-')} {value}"
             raise UserError(f"{option}: the corpus has {stored}, which --append cannot change; leave it out")

@@ -38,11 +38,6 @@ class Documents(NamedTuple):
     rows: np.ndarray
 
 
-def part_name(number: int) -> str:
-    """Return the path of a part in its corpus."""
-    return f"parts/{number:06}"
-
-
 def write_part(folder: Path, units: list[Path], job: Job) -> dict:
     """Write the folder of a part from the folders of its units. Returns its summary. A part that exists is left alone.
 
@@ -79,7 +74,7 @@ def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict[str, dict
     for folder in folders:
         unit = read_unit(folder, hashed=True)
         problems.merge(unit.summary["problems"])
-        words.update(unit.summary.get("words", {}))  # an earlier version may have made it
+        words.update(unit.summary["words"])
         characters, documents = characters + unit.summary["characters"], unit.documents
         for name, texts in unit.summary["values"].items():
             numbers = [numbered[name].setdefault(text, len(numbered[name])) for text in texts]

@@ -116,12 +116,9 @@ def _training(opened: Opened, directory: RunDirectory) -> dict[str, str]:
     found |= {"peak learning rate": f"{recipe.schedule.peak:g}", "seed": str(recipe.seed)}
     if labels := getattr(opened.config, "labels", ()):
         found["labels"] = ", ".join(labels)
-    found |= {"initial weights": Path(about["init_from"]).name} if about.get("init_from") else {}
-    versions = about.get("versions", {})
-    return found | {
-        "hardware": about.get("device", "unknown"),
-        "software": ", ".join(f"{name} {versions[name]}" for name in ("jax", "flax", "code") if versions.get(name)),
-    }
+    found |= {"initial weights": Path(about["init_from"]).name} if about["init_from"] else {}
+    named = {name: version for name in ("jax", "flax", "code") if (version := about["versions"].get(name))}
+    return found | {"hardware": about["device"], "software": ", ".join(f"{name} {named[name]}" for name in named)}
 
 
 def _data(directory: RunDirectory, known: Mapping[str, Corpus]) -> dict[str, str]:

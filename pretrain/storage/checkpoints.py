@@ -242,7 +242,7 @@ def phase_of(folder: Path, recipe: Recipe) -> int:
             phase = json.loads((folder / ABOUT).read_text())["custom_metadata"]["phase"]
             return range(len(recipe.phases)).index(phase)
         except (FileNotFoundError, ValueError, KeyError, TypeError):
-            # An older version, other phases, or damage, which reading the rest reports
+            # Other phases, or damage, which reading the rest reports
             return phase_after(recipe, int(folder.name))
 
     return patiently(folder, read)

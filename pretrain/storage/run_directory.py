@@ -95,10 +95,8 @@ class RunDirectory:
         return about
 
     def identity(self) -> str:
-        """Return a string that identifies the run by its recipe and corpora when it began, whatever its number of
-        steps."""
-        recipe, run = self.read_recipe(), self.read_run()
-        return run.get("identity") or _identity(recipe, run["fingerprint"], run["init_from"])
+        """Return a string that identifies the run by its recipe and corpora when it began, not by its steps."""
+        return self.read_run()["identity"]
 
     def check_there(self) -> None:
         """Raise UserError if the files written at the start are gone, without which a checkpoint cannot be resumed."""
@@ -203,14 +201,14 @@ def _start(
                 f"--init-from {init_from}: {path} was started from {old_init or 'random weights'}; "
                 "leave --init-from out to resume, or use another --workdir"
             )
-        init_from, heads_anew = old_init, about.get("init_heads_anew", False)
+        init_from, heads_anew = old_init, about["init_heads_anew"]
     elif entries(directory.checkpoints):
         raise UserError(f"--workdir {path}: is damaged (checkpoints but no recipe.json); use another --workdir")
     else:
         copy_folder(next(iter(opened.values())).tokenizer_path, directory.tokenizer)
     fingerprint = corpora.written({name: corpus.fingerprint for name, corpus in opened.items()})
     about = {
-        "identity": about.get("identity") or _identity(before or recipe, fingerprint, init_from),
+        "identity": about.get("identity") or _identity(recipe, fingerprint, init_from),
         "corpus": sources,
         "fingerprint": fingerprint,
         "init_from": init_from,

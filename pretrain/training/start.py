@@ -91,8 +91,7 @@ def start(
     """Open the work directory, which no other run on this machine may use in this context, and yield the run and its
     first state."""
     directory, recipe = RunDirectory(options.workdir), placed.assembly.recipe
-    versions_before = directory.read_run().get("versions") if is_file(directory.run) else None
-    renewed = changed(versions_before, versions()) if versions_before else None
+    renewed = changed(directory.read_run()["versions"], versions()) if is_file(directory.run) else None
     with disk_errors(directory), run_directory.alone(options.workdir):
         directory, before = run_directory.start(recipe, corpora, options)
         evaluations: dict[int, dict[str, float]] = {}
@@ -160,8 +159,8 @@ def _init_from(directory: RunDirectory, options: Options) -> tuple[str | None, b
     chosen = options.init_from, options.init_heads_anew
     if is_file(directory.recipe):  # killed before its first checkpoint
         about = directory.read_run()
-        source, anew = about["init_from"], about.get("init_heads_anew", False)
-        return (source, anew) if chosen[0] in (None, source) else chosen
+        before = about["init_from"], about["init_heads_anew"]
+        return before if chosen[0] in (None, before[0]) else chosen
     return chosen
 
 

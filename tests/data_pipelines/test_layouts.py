@@ -31,7 +31,6 @@ from tests.data_pipelines.corpora import (
     epoch,
     equal,
     fits,
-    in_format_1,
     numbered,
     random_documents,
     unmasked,
@@ -98,14 +97,6 @@ def corpus(tmp_path_factory):
 def test_batches_are_what_they_were(name, corpus):
     layout, golden = LAYOUTS[name]
     assert digest(layout, corpus) == golden
-
-
-@pytest.mark.parametrize("name", ["pairs, whole words", "stream", "permuted spans"])
-def test_a_corpus_of_before_there_were_parts_gives_the_same_batches(name, corpus, tmp_path):
-    layout, golden = LAYOUTS[name]
-    old = Corpus(in_format_1(corpus, tmp_path / "old"))
-    old.verify()
-    assert digest(layout, old) == golden
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
