@@ -38,13 +38,9 @@ def make_examples(
 
 
 def evaluation_batches(examples, limit: int) -> Iterator[dict[str, np.ndarray]]:
-    """Yield batches of at most `limit` examples: always the same ones, in the same order, with the same noise, each
-    once.
-
-    `fixed` says which examples they are; they are corrupted as in epoch 0. Every batch has `examples.batch_size` rows:
-    if there are fewer examples it is filled up with the layout's blank rows (no segment, no weight, no label), which
-    count nowhere.
-    """
+    """Yield batches of at most `limit` examples, those that `fixed` names, with the noise of epoch 0: the same ones
+    every time. If there are fewer than `examples.batch_size`, blank rows of the layout, which count nowhere, fill a
+    batch up."""
     spec = examples.spec
     for chosen in examples.fixed(limit):
         missing = examples.batch_size - len(chosen)

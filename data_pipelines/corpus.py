@@ -383,8 +383,7 @@ def _meaning(corpus: Corpus) -> dict[str, Any]:
 
 
 class Checks:
-    """Check that the files that are read are what `prepare` wrote: a thread hashes each file once, one after the other.
-    Safe from several threads.
+    """Check that files that are read are what `prepare` wrote: a thread hashes each once. Safe from several threads.
 
     check: of a file; raises UserError if it is damaged, FileNotFoundError if it has been dropped since, and then it is
     checked when it is read again. None, also after pickling: files are only noted, for another process to check.

@@ -96,8 +96,8 @@ class Copy:
 
     @contextmanager
     def file(self, number: int, name: str) -> Iterator[Path]:
-        """Yield the local path of a part's file, which is copied first if it is missing. The file stays during the
-        context, and until `release`.
+        """Yield the local path of a part's file, copied first if it is missing. It stays in the context, and until
+        `release`.
 
         number: of the part; name: as in its summary, such as 'train/tokens.npy'. One process copies while others wait.
         A complete copy by another process is used, an incomplete one is made again.
@@ -116,8 +116,8 @@ class Copy:
             self._exit(key)
 
     def want(self, split: str, numbers: Sequence[int]) -> None:
-        """Copy the files of parts in the background, in this order. A copy that fails is tried again, and the error
-        raised, when the file is read."""
+        """Copy the files of parts in the background, in order. If that fails, it is tried again when the file is
+        read."""
         with self._lock:
             new = [(number, split) for number in numbers if (number, split) not in self._wanted]
             self._wanted.update(new)
@@ -242,8 +242,7 @@ def _is_there(path: Path, file: dict) -> bool:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[str]:
-    """Hold the lock at a path during the context, so that no other process of this host holds it. A killed process lets
-    go.
+    """Hold the lock at a path during the context, against other processes of this host. A killed process lets go.
 
     Yields the suffix of incomplete files. On a disk without locks it is unique, so that two processes that copy the
     same file do not write to the same one.

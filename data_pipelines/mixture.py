@@ -31,8 +31,7 @@ def parse_rates(text: str, sizes: Mapping[str, int], setting: str = "mixture") -
     """Return the rates, with the sum 1, that a setting gives corpora by their tokens, or tasks by their examples.
 
     given: the rates as written. proportional: to the size, or to a limit if that is less. temperature: to size ** (1 /
-    T), also with a limit. equal. (Raffel et al. 2020, section 3.5.2.) smoothed: to size ** S (mBERT and XLM-R: 0.7).
-    Raises UserError.
+    T), also with a limit. equal. (Raffel et al. 2020, section 3.5.2.) smoothed: to size ** S. Raises UserError.
     """
     form, _, value = text.partition(":")
     try:
@@ -78,8 +77,8 @@ def make_mixture(
     order: Order = ONE_LANE,
     sizes: Mapping[str, Sequence[int]] | None = None,
 ) -> "RowMixture | StreamMixture":
-    """Return the training batches of several corpora, each with its layout, by name. sizes: the examples of each
-    corpus's parts, if known.
+    """Return the training batches of several corpora, each with its layout, by name. sizes: examples of parts, if
+    known.
 
     Raises UserError if the layouts have different specs, or if a stream gets no row.
     """

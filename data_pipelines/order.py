@@ -55,8 +55,8 @@ ONE_LANE = Order()
 
 class Window(NamedTuple):
     """Pieces of parts that a lane shuffles together. parts: int64 [pieces], ascending; a piece has the units begins ..
-    ends - 1 of its part, int64 [pieces] each. start: units of the lane before this window. size: its own units. key:
-    the permutation's seed."""
+    ends - 1 of its part, int64 [pieces] each. start: units of the lane before it. size: its units. key: the
+    permutation's seed."""
 
     parts: np.ndarray
     begins: np.ndarray

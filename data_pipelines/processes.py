@@ -104,8 +104,7 @@ def _end_with_parent() -> None:
 class Workers:
     """Iterates over build(0), build(1) .. build(count - 1), in order, once.
 
-    Process i of n builds items i, i + n, ..., at most one item ahead of the reader. build: picklable, as are its
-    results.
+    Process i of n builds items i, i + n, ..., at most one ahead of the reader. build, and its results: picklable.
     """
 
     def __init__(self, build: Callable, count: int, processes: int):

@@ -1,5 +1,4 @@
-"""Convert frozen dataclasses to JSON and back by their annotations (numbers, text, tuples, nested dataclasses,
-unions)."""
+"""Convert frozen dataclasses to JSON and back by their annotations: numbers, text, tuples, dataclasses, unions."""
 
 import dataclasses
 import types
@@ -70,7 +69,7 @@ def make(cls: type, value: dict, prefix: str, **made) -> Any:
 
 
 def _with_path(message: str, cls: type, prefix: str) -> str:
-    """Complete the path of the field in a message of a dataclass, which may start at the field or an object around
+    """Complete the path of the field in a dataclass's message, which may start at the field or at an object around
     it."""
     if message.partition("=")[0] in _names(cls):
         return prefix + message

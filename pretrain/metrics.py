@@ -61,8 +61,7 @@ def exact_match(written: Sequence[str], targets: Targets) -> float:
 
 
 def f1(written: Sequence[str], targets: Targets) -> float:
-    """Compute the mean F1 of tokens shared with a target after `normalised`, in percent (Rajpurkar et al. 2016, section
-    6.1)."""
+    """Compute the mean F1 of tokens shared with a target, in percent (Rajpurkar et al. 2016, section 6.1)."""
     return _percent(_best(written, targets, _overlap))
 
 

@@ -251,8 +251,7 @@ def _orthogonal(stack: Array, compute: DTypeLike) -> Array:
 
 
 def _scale_by_trust_ratio(table: list[Parameter]) -> optax.GradientTransformation:
-    """Multiply by LAMB's ||w|| / ||update|| for each matrix of each layer; biases and norms are unchanged, as in its
-    code.
+    """Multiply by LAMB's ||w|| / ||update|| for each matrix of each layer; not biases and norms, as in its code.
 
     `optax.lamb` would compute one norm over a stack of layers.
     """

@@ -103,8 +103,7 @@ def phase_after(recipe: Recipe, step: int) -> int:
 
 
 def schedule_in(recipe: Recipe, phase: int) -> tuple[str, Numbers]:
-    """Return (name, numbers) of a phase's schedule: its own over its steps, or the recipe's over the adjacent phases
-    that share it."""
+    """Return (name, numbers) of a phase's schedule: its own, or the recipe's over the adjacent phases that share it."""
     phases, begins = recipe.phases, [0, *boundaries(recipe)]
     if (schedule := phases[phase].schedule) is not None:
         return schedule.name, numbers(schedule, begins[phase + 1] - begins[phase], begins[phase])
@@ -128,8 +127,7 @@ def extended(recipe: Recipe, done: int, steps: int, kind: str) -> Recipe:
     """Extend a recipe to `steps` steps: a new phase like the last one follows the steps that are `done`.
 
     kind: 'constant' keeps the current learning rate; 'decay' lowers it linearly to `final` x peak. The rate starts at
-    `LEAST` x peak or more, since a run whose schedule ended at 0 would learn nothing. UserError if the last phase has
-    not begun.
+    `LEAST` x peak or more: at 0 a run would learn nothing. UserError if the last phase has not begun.
     """
     last, begins = recipe.phases[-1], [0, *boundaries(recipe)]
     if phase_after(recipe, done) + 1 < len(recipe.phases):
@@ -315,8 +313,8 @@ def _check_tasks(phase: Phase, prefix: str) -> None:
 
 
 def rows_of(objective: Objective, phase: Phase, prefix: str) -> Layout:
-    """Return the row layout of an objective in a phase; UserError if the phase does not fit it.   prefix: of field
-    names in messages."""
+    """Return the layout of an objective's rows in a phase; UserError if they do not fit.   prefix: of fields in
+    messages."""
     try:
         return objective.rows(phase)
     except UserError as error:

@@ -29,8 +29,7 @@ class Sink:
         """Show how many steps were dispatched; the devices may still be computing earlier ones."""
 
     def sync(self) -> None:
-        """Write everything to storage: called before a checkpoint is saved, and after an evaluation, which a resumed
-        run does not repeat."""
+        """Write everything to storage: called before a checkpoint, and after an evaluation, which is not repeated."""
 
     def close(self) -> None: ...
 

@@ -52,9 +52,8 @@ class DocumentStream:
             self._count_sentences(longest)
 
     def read(self, start: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Read stretches of the stream. Returns, one stretch after the other, tokens int32 [sum of sizes], and each
-        token's document's place in the order, int64. start, size: int64 [stretches], within the stream, at least one
-        token each."""
+        """Read stretches of the stream: one after the other, tokens int32 [sum of sizes], and each token's document's
+        place in the order, int64. start, size: int64 [stretches], within the stream, at least one token each."""
         starts, end = self._starts, start + size
         first = np.searchsorted(starts, start, "right") - 1
         count = np.searchsorted(starts, end, "left") - first
@@ -73,9 +72,8 @@ class DocumentStream:
         return tokens, np.repeat(place, lengths)
 
     def rows(self, example: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Cut the stream every `length` tokens. Returns, for examples (int64 [n]), their tokens and the one after them
-        (0 past the end), int32 [n, length + 1], and each token's document's place in the order (-1 past the end), int64
-        [n, length + 1]."""
+        """Cut the stream every `length` tokens. Returns, for examples (int64 [n]), their tokens and the one after them,
+        int32 [n, length + 1], and their documents' places in the order, int64; past the end 0 and -1."""
         start = example * length
         size = np.minimum(length + 1, self.total - start)
         there = np.arange(length + 1) < size[:, None]
@@ -118,6 +116,11 @@ class DocumentStream:
             at = document[mine]
             places[mine] += of_part[first[at] + rank[mine] - 1] - self._offsets[at]
         self.sentences = np.append(places, self.total)
+
+
+def whole(part, split: str) -> Piece:
+    """Return the piece that is a whole part."""
+    return Piece(part, 0, int(part.sentences(split)[-1]) + len(part.documents(split)) - 1)
 
 
 def _documents(piece, split):

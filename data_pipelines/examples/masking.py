@@ -113,8 +113,7 @@ def predictions(length: int, rate: float) -> int:
 @dataclass(frozen=True)
 class MaskedRows(RowLayout):
     """Base of masked layouts. A batch holds tokens, types, segments, the prediction arrays of `mask` and, with
-    global_tokens, `globals`: the positions of so many tokens, which in a sparse pattern see all tokens and are seen by
-    all.
+    global_tokens, `globals`: the positions of so many tokens, which a sparse pattern lets see all and be seen by all.
 
     Raises UserError for more global tokens than the row has tokens.
     """
@@ -222,8 +221,8 @@ def mask(
 
 
 def _corrupted(masking, special, keys, targets, begins):
-    """Return what the chosen tokens become: int32 [batch, slots]. begins: bool, the slots that share no fate with the
-    one before; None if none does."""
+    """Return what the chosen tokens become: int32 [batch, slots]. begins: bool, the slots with a fate of their own, not
+    that of the one before; None: all."""
     slots = targets.shape[1]
     fate = noise.bits(keys, noise.counters(FATE, slots))
     if begins is not None:
@@ -280,9 +279,8 @@ def _run_ends(ngrams, keys, count):
 
 
 def choose(keys: np.ndarray, stream: int, maskable: np.ndarray, wanted: np.ndarray, slots: int) -> np.ndarray:
-    """Choose `wanted` (int64 [batch]) of the maskable tokens (bool [batch, length]) per row, every set of that size
-    with the same probability. Returns positions, uint32 [batch, slots], in random order, then `length` in unused slots.
-    stream: of the draws."""
+    """Choose `wanted` (int64 [batch]) of the maskable tokens (bool [batch, length]) per row, every set with the same
+    probability. Returns positions, uint32 [batch, slots], in random order, then `length` in unused slots."""
     length = maskable.shape[1]
     positions = _shuffled(keys, noise.counters(stream, length), maskable, length)[:, :slots]
     positions = (positions & _numbers(length)).astype(np.uint32)

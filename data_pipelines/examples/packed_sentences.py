@@ -1,5 +1,4 @@
-"""Full sentences packed across documents, [CLS] sentences [SEP] the next document's sentences [SEP] ...,
-planned by index.
+"""Full sentences packed across documents, [CLS] sentences [SEP] the next document's sentences [SEP], planned by index.
 
 RoBERTa's FULL-SENTENCES (Liu et al. 2019, section 4.2): a row takes sentences in corpus order until the next one does
 not fit; a [SEP] closes each document in it, and the row. A sentence longer than the row is cut. In its DOC-SENTENCES a
@@ -64,9 +63,8 @@ class Frame(NamedTuple):
 class PackedSentences(MaskedRows):
     """Masked rows of packed sentences; in an epoch every token comes exactly once.
 
-    In a batch types are 0. Segments number the documents in the row from 1 ([CLS] belongs to the first, a [SEP] to the
-    document that it closes), and are 0 at padding: attention stays within a segment. With cross_document_attention all
-    real tokens are in segment 1.
+    In a batch types are 0. Segments number the documents in the row from 1, with [CLS] in the first and a [SEP] in the
+    one that it closes, and are 0 at padding. With cross_document_attention all real tokens are in segment 1.
 
     one_document: whether a row ends with its document.   cut: whether documents are cut so that rows are full; the last
     token of a row is padding where a document would end just after it.

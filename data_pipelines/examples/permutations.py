@@ -202,9 +202,8 @@ def visibility(
     """Return ranks and thresholds, both int32 [n, length], of a factorisation order.
 
     permuted: int [n, m], the positions that the order permutes; the others come before them all and see each other and
-    themselves. order: [n, m] of any sortable dtype, the sort keys of these positions, those of the reused part before
-    the rest. predicted: bool [m], positions that do not see themselves. reuse: positions below it see nothing of the
-    rest, which sees all of them.
+    themselves. order: [n, m], the sort keys of these positions, those of the reused part before the rest. predicted:
+    bool [m], positions that do not see themselves. reuse: positions below it see nothing of the rest.
     """
     rows = len(permuted)
     row = np.arange(rows)[:, None]

@@ -47,22 +47,56 @@ class Plan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SegmentPairs(MaskedRows):
-    """Masked segment pairs.
-
-    In a batch types are 1 in B [SEP], else 0; segments are 1, and 0 at padding. The label has its own name: 0 if B
-    follows A; 1 if B is random (NEXT_SENTENCE) or A follows B (SENTENCE_ORDER). For NEXT_SENTENCE, a chunk of one
-    sentence gets a random B of the same part, as in BERT. With another label, none, or a single document it stands
-    alone, as [CLS] A [SEP], with label -1: no label.
-    """
-
-    least = 5
+class Segmented(MaskedRows):
+    """Base of masked rows of several segments, [CLS] A [SEP] B [SEP] ... In a batch types number the segments from 0;
+    segments are 1, and 0 at padding. label: the name of the rows' label, which is -1 in a row without one."""
 
     label: str | None = NEXT_SENTENCE
 
     @property
     def spec(self) -> dict[str, Feature]:
         return super().spec | ({self.label: Feature((), fill=-1)} if self.label else {})
+
+    def laid_out(self, chosen: Chosen, keys: np.ndarray, start: np.ndarray, size: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the row arrays, masked. start, size: int64 [n, segments], in tokens; a segment of size 0 is not
+        there."""
+        there = size > 0
+        ends = (1 + np.cumsum(size + there, axis=1)).astype(np.int32)  # after each segment's [SEP]
+        begins = np.concatenate([np.ones_like(ends[:, :1]), ends[:, :-1]], axis=1)
+        column = np.arange(self.length, dtype=np.int32)
+        real = column < ends[:, -1:]
+        types = sum((column >= begin[:, None]).astype(np.int32) for begin in begins.T[1:]) * real
+        row, separators = np.arange(len(keys))[:, None], np.where(there, ends - 1, 0)
+        maskable = real.copy()
+        maskable[row, separators] = maskable[:, 0] = False
+
+        def read(field):  # stretches aligned with their places in the row, so no index per token
+            values = chosen.read(field, start[:, 0] - 1, self.length)
+            for segment in range(1, start.shape[1]):
+                of_segment = chosen.read(field, start[:, segment] - begins[:, segment], self.length)
+                np.copyto(values, of_segment, where=types == segment)
+            return values
+
+        special = chosen.plans[0].special
+        tokens = read("tokens").astype(np.int32)
+        np.copyto(tokens, special.pad, where=~real)
+        tokens[row, separators] = special.sep
+        tokens[:, 0] = special.cls
+        starts = lambda field: read(field) | ~maskable
+        masked = self.masked(tokens, special, keys, maskable, size.sum(axis=1), starts)
+        return {"tokens": tokens, "types": types, "segments": real.astype(np.int32)} | masked
+
+
+@dataclass(frozen=True)
+class SegmentPairs(Segmented):
+    """Masked segment pairs.
+
+    The label is 0 if B follows A; 1 if B is random (NEXT_SENTENCE) or A follows B (SENTENCE_ORDER). For NEXT_SENTENCE,
+    a chunk of one sentence gets a random B of the same part, as in BERT. With another label, none, or a single document
+    it stands alone, as [CLS] A [SEP], without a label.
+    """
+
+    least = 5
 
     @property
     def _room(self):
@@ -83,7 +117,7 @@ class SegmentPairs(MaskedRows):
         draws = noise.bits(keys, noise.counters(SEGMENTS, TRIM + 2 * trims))
         start, size, label = self._segments(chosen, draws)
         start, size = truncated(start, size, self._room, draws[:, TRIM:].reshape(-1, 2, trims))
-        made = self._laid_out(chosen, keys, start, size)
+        made = self.laid_out(chosen, keys, start, size)
         return made | self._added(made, draws, label)
 
     def _added(self, made, draws, label):
@@ -135,8 +169,7 @@ class SegmentPairs(MaskedRows):
         return start, end - start, label
 
     def _reached(self, units, unit, goal):
-        """Return the first unit boundary after each unit that is at or beyond a goal, at most `length` tokens away:
-        int64 [n].
+        """Return the first boundary after each unit at or beyond a goal, at most `length` tokens away: int64 [n].
 
         Steps of halving size stay near the unit: a binary search over a large corpus misses the cache.
         """
@@ -145,32 +178,6 @@ class SegmentPairs(MaskedRows):
             ahead = np.minimum(unit + (1 << step), last)
             unit = np.where(units[ahead] < goal, ahead, unit)
         return units[np.minimum(unit + 1, last)]
-
-    def _laid_out(self, chosen, keys, start, size):
-        """Return the row arrays for segments A and B (start and size, int64 [n, 2]), masked."""
-        row, column = np.arange(len(keys)), np.arange(self.length, dtype=np.int32)
-        middle = size[:, 0] + 1  # A's [SEP]
-        end = middle + 1 + size[:, 1] + (size[:, 1] > 0)
-        in_a = column < middle.astype(np.int32)[:, None]
-        real = column < end.astype(np.int32)[:, None]
-        maskable = real.copy()
-        maskable[:, 0] = maskable[row, middle] = maskable[row, end - 1] = False
-
-        def read(field):  # both stretches aligned with their places in the row, so no index per token
-            values = chosen.read(field, start[:, 1] - middle - 1, self.length)
-            np.copyto(values, chosen.read(field, start[:, 0] - 1, self.length), where=in_a)
-            return values
-
-        special = chosen.plans[0].special
-        tokens = read("tokens").astype(np.int32)
-        np.copyto(tokens, special.pad, where=~real)
-        tokens[:, 0] = special.cls
-        tokens[row, middle] = tokens[row, end - 1] = special.sep
-        starts = lambda field: read(field) | ~maskable
-        masked = self.masked(tokens, special, keys, maskable, size.sum(axis=1), starts)
-        in_b = real & ~in_a
-        in_b[row, middle] = False
-        return {"tokens": tokens, "types": in_b.astype(np.int32), "segments": real.astype(np.int32)} | masked
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """`parallel:` sentences and their translations: two files (or patterns, or folders) whose lines belong together,
-`parallel:a.en,a.zh`; or files with both sides in a line, separated by a tab. A pair is a document with the segments
-source and target."""
+`parallel:a.en,a.zh`; or files with both sides in a line, separated by a tab. A pair has the segments source and
+target."""
 
 import itertools
 from collections.abc import Iterator, Sequence

@@ -1,5 +1,4 @@
-"""Turn text into a stored corpus: plan, tokenizer, parts on all cores, manifest. A second run continues an unfinished
-one.
+"""Turn text into a stored corpus: plan, tokenizer, parts, manifest. A second run continues an unfinished one.
 
 `partial.py` describes an unfinished corpus. A part depends only on the plan and on its number, so any number of
 processes may make parts: this one all of them, each process its share with --part, or Apache Beam's workers with

@@ -65,8 +65,8 @@ def size(unit: tuple[Range, ...]) -> int:
 
 
 def cut(units: list[tuple[Range, ...]], part_size: int, first: int = 0, problems: dict | None = None) -> Plan:
-    """Divide units into parts of about `part_size` MiB and nearly equal size. A part begins with a document, unless one
-    document fills a whole part."""
+    """Divide units into parts of about `part_size` MiB. A part begins with a document, unless one fills a whole
+    part."""
     total = sum(map(size, units))
     number = max(1, round(total / (part_size * MIB)))
     parts: list[list[tuple[Range, ...]]] = []

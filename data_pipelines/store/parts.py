@@ -107,8 +107,7 @@ def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict[str, dict
 
 def _with_end_held(documents: Documents, held: np.ndarray, folders: list[Path], job: Job, problems: Problems):
     """If one document has most of the part, so that it cannot be held out and the others are too few, hold out its last
-    sentences as a separate document. If it has several segments, an input and its target, note a problem instead, since
-    a piece of it means nothing."""
+    sentences as a separate document. Of several segments a piece means nothing: then note a problem instead."""
     total, has = int(documents.tokens.sum()), int(documents.tokens[held].sum())
     wanted = missing_held(has, total, job.heldout, job.parts)
     longest = int(documents.tokens.argmax()) if total else 0

@@ -252,8 +252,8 @@ def read_json(path: Path, config: dict) -> tuple[Tokenizer, dict] | None:
 
 
 def _find(config: dict, pieces: list[str]) -> Flavour | None:
-    """Return the flavour that a folder names by class or model; if it names neither, the flavour whose special pieces
-    are all among these pieces."""
+    """Return the flavour that a folder names by class or model, else the one whose special pieces are all among
+    these."""
     named = config.get("tokenizer_class", config.get("model_type"))
     for name, flavour in FLAVOURS.items():
         if not flavour.tokenizer_class:
@@ -299,8 +299,7 @@ def _unigram(vocab: list[tuple[str, float]], unknown: str) -> models.Model:
 
 
 def _bpe(pieces: list[str], unknown: str) -> models.Model:
-    """Return a BPE model. Pieces are in order of merging, which is that of ids; each arises from any two that make it
-    up."""
+    """Return a BPE model. Pieces are in order of merging, that of ids; each arises from any two that make it up."""
     ids = {piece: index for index, piece in enumerate(pieces)}
     merges = []
     for piece in pieces:

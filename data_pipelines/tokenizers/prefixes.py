@@ -32,8 +32,7 @@ def added(made: Made, name: str, values: Iterable[str]) -> Made:
 
 
 def check_values(name: str, values: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the values. Raises UserError for too many, since each gets a token, and for one that cannot be in a
-    token."""
+    """Return the values. Raises UserError for too many, and for one that cannot be in a token."""
     if len(values) > MOST:
         raise UserError(
             f"--prefix {name}: there are more than {MOST:,} different values, which would need a token each; use a "

@@ -200,8 +200,8 @@ def in_place(made: Made, prompt: list[int], more: list[int]) -> list[int]:
 
 
 def seen(made: Made, tokens: list[int], prompt: str) -> str:
-    """Decode tokens without special tokens other than sentinels. White space around a sentinel, which a tokenizer may
-    drop, is as in the prompt."""
+    """Decode tokens without special ones but sentinels; white space around these, which may be lost, is as in the
+    prompt."""
     unseen = {*made.special.values()} - sentinels(made)
     text = made.tokenizer.decode([token for token in tokens if token not in unseen], skip_special_tokens=False)
     kept = "|".join(re.escape(made.tokenizer.id_to_token(token)) for token in sentinels(made) & {*tokens})

@@ -84,8 +84,8 @@ def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Param
 
 
 def first_texts(model: nn.Module, tokens: Array, segments: Array) -> tuple[Array, Array]:
-    """Return (tokens, segments) i32[rows, places] of the texts to continue: the prompts, or for an encoder-decoder the
-    decoder's start token."""
+    """Return (tokens, segments) i32[rows, places] of the texts to continue: prompts, or an encoder-decoder's start
+    token."""
     if not isinstance(model, EncoderDecoder):
         return tokens, segments
     start = jnp.full((len(tokens), 1), model.start, jnp.int32)
@@ -155,8 +155,7 @@ def search(
 
 
 def _add(model: nn.Module, decoding: Decoding, before: Array, beams: Beams, logits: Array) -> Beams:
-    """Extend the beams by one token.   before: prompts i32[prompts * beams, places].   logits: f32[prompts * beams,
-    vocab]."""
+    """Extend the beams by one token.   before: prompts i32[rows, places].   logits: f32[rows, vocab], of all beams."""
     prompts, number = beams.scores.shape
     texts = beams.tokens.reshape(prompts * number, -1)
     log_probabilities = unrepeated(jax.nn.log_softmax(logits), decoding, before, texts, beams.written)
@@ -205,8 +204,8 @@ def without_padding(tokens: Array, segments: Array) -> Array:
 
 
 def unrepeated(logits: Array, decoding: Decoding, prompts: Array, texts: Array, written: Array) -> Array:
-    """Apply the repetition penalty to logits or log probabilities f32[rows, vocab], and set tokens that would repeat an
-    n-gram to -inf.
+    """Apply the repetition penalty to logits or log probabilities f32[rows, vocab], and forbid repeated n-grams by
+    -inf.
 
     prompts: i32[rows, places], from `without_padding`.   texts: i32[rows, n], the first `written` valid.
     """

@@ -1,5 +1,4 @@
-"""Read the weights of a Hugging Face model as parameters, and convert parameters of one model to initial ones of
-another.
+"""Read the weights of a Hugging Face model as parameters, and convert one model's parameters to another's initial ones.
 
 The source is of the same family or of one that the target continues. If the target has more positions, the source's are
 repeated; embeddings of further tokens start as the mean of the source's.
@@ -282,8 +281,7 @@ def to_target(setting: str, params: Mapping[str, np.ndarray], source, target) ->
 
 
 def check_heads(setting: str | Path, lacking: Collection[str], others: Collection[str], anew: bool) -> None:
-    """Warn about heads that a source lacks, which start anew, and about others. UserError if they may not start
-    anew."""
+    """Warn about heads that a source lacks, which start anew (UserError if they may not), and about others."""
     if lacking and not anew:
         raise UserError(f"{setting}: has no {listed(lacking)}; give the recipe the heads that it has, or {ANEW}")
     if lacking:

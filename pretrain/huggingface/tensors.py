@@ -105,8 +105,7 @@ def fields_of(config, part: str) -> dict[str, Any]:
 
 
 def architecture(config, part: str, names: Collection[str]) -> str | None:
-    """Return the transformers class that has exactly the heads among these names, for example names of parameters; None
-    if there is no such class."""
+    """Return the transformers class with exactly the heads among these names (of parameters, for example), or None."""
     heads, classes = heads_in(config, names), family_of(config).hf[part].architectures
     return next((name for name, of_class in classes.items() if {*heads} == {*of_class}), None)
 

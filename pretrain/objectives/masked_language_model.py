@@ -73,8 +73,7 @@ class MaskedLanguageModel(Objective):
 
     @property
     def label(self) -> str | None:
-        """Return the label's name, shared by the field above, the batch's array and the loss's term; None without
-        one."""
+        """Return the label's name, of the field above, the batch's array and the loss's term; None without one."""
         return NEXT_SENTENCE if self.next_sentence else SENTENCE_ORDER if self.sentence_order else None
 
     @property
@@ -117,8 +116,7 @@ class MaskedLanguageModel(Objective):
         return jnp.pad(batch["prediction_positions"], ((0, 0), (int(self.label is not None), 0)))
 
     def terms(self, apply: Callable, hidden: Array, batch: Batch) -> tuple[dict[str, Term], Array]:
-        """Compute (the terms, the logits of masked tokens f32[rows * n, vocab]).   apply: calls the model.   hidden: at
-        `slots`."""
+        """Compute (the terms, the logits of masked tokens f32[rows * n, vocab]).   hidden: at `slots`."""
         head = partial(apply, method="apply_head")
         terms, labels = {}, batch[self.label] if self.label else None
         if labels is not None:
@@ -144,7 +142,7 @@ class GlobalPhase(Phase):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedWithGlobals(MaskedLanguageModel):
-    """Masked tokens are predicted in rows with global tokens; ETC's optional objective of global tokens (CPC) is not
+    """Masked tokens are predicted in rows with global tokens; ETC's optional objective of these (CPC) is not
     implemented."""
 
     phase: ClassVar[type[Phase]] = GlobalPhase

@@ -182,8 +182,8 @@ def denominator(match: Match, tokens: Tokens) -> Array:
 
 
 def total(match: Match, ours: Side, theirs: Side, tokens: Tokens, temperature, projection: Array | None) -> Array:
-    """Return the sum of a loss f32[], over all pairs of layers.   projection: [the student's width, the teacher's], or
-    None for equal widths."""
+    """Return the sum of a loss f32[], over all pairs of layers.   projection: [the student's width, the teacher's] or
+    None."""
     if match.of == LOGITS and ours.factors is not None:
         return _of_factors(ours.factors, theirs.factors, match.by, temperature, tokens.weights)
     if match.of == LOGITS:

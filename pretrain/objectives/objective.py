@@ -74,8 +74,7 @@ class Task:
 class Phase:
     """A part of the training with its own sequence length and batch size, like BERT's last 10% of steps at length 512.
 
-    An objective whose rows have further sizes, like a target length, has a subclass with fields for them
-    (`Objective.phase`).
+    A phase of rows with further sizes, like a target length, is a subclass with fields for them (`Objective.phase`).
     """
 
     share: float  # share of the run's steps
@@ -119,8 +118,7 @@ class Moment(NamedTuple):
 class Term(NamedTuple):
     """A term of the loss over some rows.
 
-    sum: f32[], weighted sum of losses.   hits: f32[], weighted number of correct predictions; None if there are no
-    predictions.
+    sum: f32[], weighted sum of losses.   hits: f32[], weighted number of correct predictions, if there are any.
     """
 
     sum: Array
@@ -210,7 +208,7 @@ class Objective(abc.ABC):
         return corpus.token_counts().astype(np.float64)
 
     def report(self, counts: Mapping[str, Any]) -> dict[str, float]:
-        """Compute metrics besides those of the terms, from counts summed over batches (in training without those of
+        """Compute metrics besides those of the terms, from summed counts (in training without those of
         `per_example`)."""
         return {}
 

@@ -86,8 +86,7 @@ def sample(logits: Array, keys: Array, shape: tuple[int, int]) -> Array:
 
 
 def write_predictions(tokens: Array, batch, values: Array) -> Array:
-    """Write values i32[batch, n] into tokens i32[batch, length] at the prediction positions; unused slots are
-    dropped."""
+    """Write values i32[batch, n] into tokens i32[batch, length] at the prediction positions that are used."""
     beyond = tokens.shape[1]
     positions = jnp.where(batch["prediction_weights"] > 0, batch["prediction_positions"], beyond)
     return jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))(tokens, positions, values)

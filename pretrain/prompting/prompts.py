@@ -141,8 +141,8 @@ class Tokens(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """The prompt of one example.   left_out: number of shots that did not fit.   texts: the prompt followed by each
-    choice, or the prompt alone."""
+    """A prompt.   left_out: number of shots that did not fit.   texts: the prompt and each choice, or the prompt
+    alone."""
 
     example: Example
     left_out: int
@@ -153,9 +153,8 @@ class Prompter:
     """Makes the prompts of examples, of which a model reads at most `room` tokens.
 
     Prompt and target are encoded together, as in training on whole texts; special tokens spelled out in a text are
-    plain text, as in a corpus. The target's tokens are those that do not end within the prompt; with byte-level BPE,
-    the first one includes the prompt's last blank. If a prompt has no token, the end-of-document token precedes the
-    target.
+    plain text. The target's tokens are those that do not end within the prompt; with byte-level BPE, the first one
+    includes the prompt's last blank. If a prompt has no token, the end-of-document token precedes the target.
 
     delimiter: token between input and target, for a model trained on such rows; then both are encoded separately, as in
     its rows, and there are no shots.

@@ -32,9 +32,8 @@ SMALL = 1e-15  # added to norms, which may be 0
 class Aim(NamedTuple):
     """What a text is steered towards: a bag of words, a label of a discriminator, or both.
 
-    words: bool[padded vocab], the tokens of the bag, or None.
-    discriminator: (kernel f32[width, labels] and bias f32[labels] on the mean of a text's hidden states, label i32[]),
-    or None.
+    words: bool[padded vocab], the tokens of the bag, or None.   discriminator: (kernel f32[width, labels] and bias
+    f32[labels] on the mean of a text's hidden states, label i32[]), or None.
     """
 
     words: Array | None = None

@@ -159,8 +159,7 @@ class Checkpoints:
 
 
 def _wait_for_others(*, key: str, timeout_ms: int) -> None:
-    """Wait for the other processes like Orbax, but not if a save has failed here, when all would wait for 20
-    minutes."""
+    """Wait for the other processes like Orbax; not after a failed save, when all would wait for 20 minutes."""
     if error := sys.exception():
         raise error
     ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
@@ -296,8 +295,7 @@ def patiently(folder: Path, read: Callable[[], Any]) -> Any:
 
 
 def verified(state, expected: list[int], like):
-    """Verify a loaded state and cast it to the dtypes of `like`; Damaged if a checksum differs. All processes call this
-    together."""
+    """Verify a loaded state, all processes together, and cast it like `like`; Damaged if a checksum differs."""
     read = [(path, leaf) for path, leaf in jax.tree.leaves_with_path(state) if leaf is not NOT_READ]
     for (path, _), before, now in zip(read, expected, checksums([leaf for _, leaf in read]), strict=True):
         if before != int(now):

@@ -150,8 +150,7 @@ def start(recipe: Recipe, opened: Mapping[str, Corpus], options: Options) -> tup
 
 
 def check_writable(path: Path) -> None:
-    """Check early that a run may read and write in a bucket; UserError names a missing role. A folder on a disk is
-    checked when it is created."""
+    """Check early that a run may read and write in a bucket; UserError names a missing role."""
     if in_cloud(path):
         from_first("--workdir", lambda: check_rights(place(path), f"--workdir {path}"))
 

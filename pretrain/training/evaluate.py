@@ -1,5 +1,4 @@
-"""Compute metrics from the sums of a loss's terms, and evaluate on a fixed held-out set: the same rows with the same
-corruption every time."""
+"""Compute metrics from the sums of a loss's terms, and evaluate on a held-out set, always the same rows and noise."""
 
 import collections
 import itertools

@@ -70,9 +70,8 @@ def restore(
 ) -> Restored:
     """Restore the parameters of a step, by default of the newest checkpoint; UserError if none loads.
 
-    best_of: restore the first of `best_steps` instead.   ema: restore the running mean of the weights.
-    mesh: for the parameters, sharded as in training; by default as many of this process's devices as divide the batches
-    of the run's phases.
+    best_of: restore the first of `best_steps` instead.   ema: restore the running mean of the weights.   mesh: for the
+    parameters; by default as many of this process's devices as divide the batches of the run's phases.
     """
     doing(f"restoring {directory.path}")
     recipe = directory.read_recipe()

@@ -130,8 +130,7 @@ def place(
 ) -> Placed:
     """Place a recipe on devices, with the mesh and program that the options choose or that fit best.
 
-    memory: bytes per device.   platform: of the devices, by default this machine's.   UserError if options, recipe and
-    devices do not fit together.
+    memory: bytes per device.   platform: of the devices, by default this machine's.   UserError if they do not fit.
     """
     load = load_of(recipe, devices, memory)
     mesh = choose_mesh(how.mesh, devices, load)
@@ -147,8 +146,7 @@ def place_on(recipe: Recipe, mesh: Mesh, program: Program, load: Load, microbatc
 
 
 def check_batches(recipe: Recipe, microbatches: int, shape: MeshShape) -> None:
-    """Raise UserError unless a mesh divides the microbatches of every phase evenly, and objectives allow
-    microbatches."""
+    """Raise UserError unless a mesh divides every phase's microbatches evenly, and objectives allow them."""
     for _, _, task in every_task(recipe) if microbatches > 1 else ():
         if not task.objective.rowwise:
             raise UserError(
@@ -201,8 +199,7 @@ def shardings(tree: Any) -> Any:
 
 
 def place_parameters(params: Params, stage: Stage) -> Params:
-    """Put some of a stage's parameters, which every host has in full, on its mesh; devices receive only their
-    shards."""
+    """Put some of a stage's parameters, which every host has in full, on its mesh, to each device its shards."""
 
     everything = merge(stage.state.params, stage.frozen)
     return jax.tree.map(_place_whole, params, {name: everything[name] for name in params})
@@ -324,8 +321,7 @@ def _placed(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDt
 
 
 def trace(stages: list[Stage], names: Sequence[str] = (TRAIN, EVALUATE)) -> None:
-    """Trace the programs with these names, without compiling. UserError if the mesh does not divide activations
-    evenly."""
+    """Trace the named programs, without compiling. UserError if the mesh does not divide activations evenly."""
     for stage in stages:
         with divided_by(stage.mesh):
             for program in (getattr(stage, FIELDS[name]) for name in names):

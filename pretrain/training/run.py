@@ -45,9 +45,8 @@ OF_A_HOST = ("corpus", "workdir", "coordinator", "processes", "process", "worker
 def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> int:
     """Train a recipe in a work directory, from its newest checkpoint if it has one -> exit status.
 
-    0: all steps are done.   75 (`signals.EXIT_STOPPED`): stopped by a signal, with a checkpoint.
-    UserError for mistakes of the user before anything is compiled, and before the first step if a program does not
-    compile or fit into memory.
+    0: all steps are done.   75 (`signals.EXIT_STOPPED`): stopped by a signal, with a checkpoint.   UserError for
+    mistakes before anything is compiled, and before the first step if a program does not compile or fit into memory.
     """
     with Warnings() as warnings:
         run_directory.check_writable(options.workdir)

@@ -1,4 +1,4 @@
-"""Samples that each evaluation prints: one held-out row with its masks filled, its text continued, or its target
+"""Samples that each evaluation prints: of a held-out row, its masks filled, its text continued or its target
 generated."""
 
 from collections.abc import Mapping, Sequence

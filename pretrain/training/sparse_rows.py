@@ -39,8 +39,7 @@ class Rows:
         return (self.size, *self.rows.shape[1:])
 
     def __getitem__(self, ids: Array) -> Array:
-        """Look up rows i[...] -> f[..., ...]; NaN for a row that was not gathered, as no array of the batch names
-        it."""
+        """Look up rows i[...] -> f[..., ...]; NaN for a row that was not gathered."""
         ids = _counted(ids, self.size)
         place = jnp.searchsorted(self.ids, ids)
         present = self.ids.at[place].get(mode="fill", fill_value=-1) == ids

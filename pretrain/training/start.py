@@ -40,16 +40,15 @@ INIT_FROM = "--init-from"
 
 
 class InitialWeights(NamedTuple):
-    """Initial weights of a run, in this host's memory.   weights: None for random ones.   teachers: by name; {} without
-    teachers or on resume."""
+    """Initial weights of a run, in this host's memory.   weights: None for random ones.   teachers: by name; {} on
+    resume."""
 
     weights: Params | None
     teachers: Params
 
 
 class Run(NamedTuple):
-    """Everything of a run but its state.   evaluations: step -> `losses` of each evaluation so far.   evaluators: see
-    `run_on`."""
+    """Everything of a run but its state.   evaluations: step -> `losses` so far.   evaluators: see `run_on`."""
 
     recipe: Recipe
     corpora: Mapping[str, Corpus]
@@ -88,8 +87,7 @@ def start(
     stop: StopRequest,
     evaluators: Callable | None = None,
 ) -> Iterator[tuple[Run, First]]:
-    """Open the work directory, which no other run on this machine may use in this context, and yield the run and its
-    first state."""
+    """Open the work directory, for this run alone on this machine, and yield the run and its first state."""
     directory, recipe = RunDirectory(options.workdir), placed.assembly.recipe
     renewed = changed(directory.read_run()["versions"], versions()) if is_file(directory.run) else None
     with disk_errors(directory), run_directory.alone(options.workdir):
