@@ -29,10 +29,8 @@ def make_examples(
     order: Order = ONE_LANE,
     sizes: Sequence[int] | None = None,
 ) -> "Examples":
-    """Return the batches of a layout. sizes: the examples of each part, if known (see `RowExamples.sizes`).
-
-    Raises UserError if the corpus lacks the layout's special tokens, or if the lanes do not divide the batch.
-    """
+    """Return the batches of a layout. sizes: the examples of each part, if known (see `RowExamples.sizes`). Raises
+    UserError if the corpus lacks the layout's special tokens, or if the lanes do not divide the batch."""
     kind = StreamExamples if isinstance(layout, StreamLayout) else RowExamples
     return kind(layout, corpus, split, batch_size, seed, order, sizes)
 
@@ -97,10 +95,8 @@ class Batches:
 
 
 class Examples(Batches):
-    """Batches of one layout, corpus, split and seed.
-
-    Held-out examples come from at most `HELD_OUT` nonempty parts, evenly spaced, in one lane and one window.
-    """
+    """Batches of one layout, corpus, split and seed. Held-out examples come from at most `HELD_OUT` nonempty parts,
+    evenly spaced, in one lane and one window."""
 
     def __init__(self, layout: Layout, corpus: Corpus, split: str, batch_size: int, seed: int, order: Order, sizes):
         layout.check(corpus)

@@ -199,9 +199,7 @@ class Corpus:
 
 class Part:
     """A part of a corpus, of whole documents. Arrays are mapped when they are first read. Pickles as corpus and index.
-
-    Attributes: `corpus`, `index`, `sizes` ({split: {documents, sentences, tokens}}), `entry` (of the manifest).
-    """
+    Attributes: `corpus`, `index`, `sizes` ({split: {documents, sentences, tokens}}), `entry` (of the manifest)."""
 
     def __init__(self, corpus: Corpus, index: int, entry: PartEntry):
         self.corpus, self.index, self.entry, self.sizes = corpus, index, entry, entry.splits
@@ -384,10 +382,8 @@ def _meaning(corpus: Corpus) -> dict[str, Any]:
 
 class Checks:
     """Check that files that are read are what `prepare` wrote: a thread hashes each once. Safe from several threads.
-
     check: of a file; raises UserError if it is damaged, FileNotFoundError if it has been dropped since, and then it is
-    checked when it is read again. None, also after pickling: files are only noted, for another process to check.
-    """
+    checked when it is read again. None, also after pickling: files are only noted, for another process to check."""
 
     def __init__(self, check: Callable[[int, str], None] | None):
         self._check, self._changed = check, threading.Condition()

@@ -50,9 +50,7 @@ class Cut(ConnectionError):
 
 def open_copy(source: str) -> "Copy":
     """Open a corpus at a path that fsspec reads (gs://, s3://, https://): copy its manifest, tokenizer and tables.
-
-    Raises UserError if it cannot be read or is not what `prepare` wrote.
-    """
+    Raises UserError if it cannot be read or is not what `prepare` wrote."""
     source = source.rstrip("/")
     content = _asked(source, lambda: filesystem(source).cat_file(f"{source}/manifest.json"), _once(source))
     manifest = parse_manifest(source, content)
@@ -97,11 +95,8 @@ class Copy:
     @contextmanager
     def file(self, number: int, name: str) -> Iterator[Path]:
         """Yield the local path of a part's file, copied first if it is missing. It stays in the context, and until
-        `release`.
-
-        number: of the part; name: as in its summary, such as 'train/tokens.npy'. One process copies while others wait.
-        A complete copy by another process is used, an incomplete one is made again.
-        """
+        `release`.   number: of the part; name: as in its summary, such as 'train/tokens.npy'. One process copies while
+        others wait. A complete copy by another process is used, an incomplete one is made again."""
         key = number, _group(name)
         path, file = self.path(number, name), self._parts[number].files[name]
         disk_errors = lambda: _disk_errors(self.source, path.parent)
@@ -243,10 +238,8 @@ def _is_there(path: Path, file: dict) -> bool:
 @contextmanager
 def _alone(path: Path) -> Iterator[str]:
     """Hold the lock at a path during the context, against other processes of this host. A killed process lets go.
-
     Yields the suffix of incomplete files. On a disk without locks it is unique, so that two processes that copy the
-    same file do not write to the same one.
-    """
+    same file do not write to the same one."""
     try:
         lock = locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -283,10 +276,8 @@ def _say(line: str) -> None:
 
 def copy_file(source: str, name: str, file: dict, path: Path, suffix: str) -> None:
     """Copy the file `name` of the corpus at `source` to a local path, which exists only once the copy is complete.
-
     file: {bytes, sha256}. suffix: of the incomplete file. Raises UserError if the file cannot be read or is not what
-    the manifest says; OSError if the disk fails.
-    """
+    the manifest says; OSError if the disk fails."""
     hashed, advance, new = hashlib.sha256(), _progress(name, file["bytes"]), path.with_name(path.name + suffix)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(new, "wb") as stream:

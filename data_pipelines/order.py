@@ -27,11 +27,9 @@ ROUNDS = 6
 
 @dataclass(frozen=True)
 class Order:
-    """How the parts of a corpus are dealt to a batch. Raises UserError for numbers out of range.
-
-    A host plans and maps lanes x window parts for its own lanes, and keeps copies of as many that come next. With few
-    hosts, many lanes cost memory and disk and gain nothing.
-    """
+    """How the parts of a corpus are dealt to a batch. Raises UserError for numbers out of range. A host plans and maps
+    lanes x window parts for its own lanes, and keeps copies of as many that come next. With few hosts, many lanes cost
+    memory and disk and gain nothing."""
 
     lanes: int = 1  # equal shares of a batch's rows, each of which reads its own parts, so that hosts share the parts
     window: int = 4  # parts that a lane shuffles together
@@ -72,11 +70,9 @@ def stretch(total: int, lane: int, lanes: int) -> tuple[int, int]:
 
 
 def deal(seed: int, epoch: int, sizes: np.ndarray, order: Order, lane: int) -> list[Window]:
-    """Return a lane's windows of an epoch, in the order in which it walks through them.
-
-    sizes: int64 [parts], the units (examples, or tokens of a stream) of each part. A part in which one lane's stretch
-    ends and the next one begins is in windows of both.
-    """
+    """Return a lane's windows of an epoch, in the order in which it walks through them.   sizes: int64 [parts], the
+    units (examples, or tokens of a stream) of each part. A part in which one lane's stretch ends and the next one
+    begins is in windows of both."""
     parts = permute(noise.key(seed, "parts"), epoch, len(sizes), np.arange(len(sizes)))
     ends = np.cumsum(sizes[parts])
     begins = ends - sizes[parts]
@@ -102,11 +98,9 @@ def distinct(numbers: np.ndarray) -> tuple[list[int], np.ndarray]:
 
 
 def permute(seed: int, epoch: int, number: int, positions: np.ndarray) -> np.ndarray:
-    """Map positions by the permutation of 0 .. number - 1 that (seed, epoch) gives: int64 [n] to int64 [n].
-
-    A Feistel network over a * b >= number, with a and b near the square root, is applied until the value falls below
-    number (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", methods 2 and 3 together).
-    """
+    """Map positions by the permutation of 0 .. number - 1 that (seed, epoch) gives: int64 [n] to int64 [n]. A Feistel
+    network over a * b >= number, with a and b near the square root, is applied until the value falls below number
+    (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", methods 2 and 3 together)."""
     *keys, a, b = _network(seed, epoch, number)
     values = _feistel(keys, a, b, positions)
     while (outside := values >= number).any():

@@ -30,11 +30,9 @@ def cores() -> int:
 
 @contextmanager
 def pool(processes: int) -> Iterator[Executor]:
-    """Yield an executor; with one process, calls are made here, when they are submitted.
-
-    Raises UserError if a process was killed. When the context ends, calls that have not begun are cancelled; if it ends
-    with an error or an interrupt, running ones are killed.
-    """
+    """Yield an executor; with one process, calls are made here, when they are submitted. Raises UserError if a process
+    was killed. When the context ends, calls that have not begun are cancelled; if it ends with an error or an
+    interrupt, running ones are killed."""
     if processes <= 1:
         yield _Here()
         return
@@ -62,10 +60,8 @@ def over_parts(
     processes: int = 1,
     runner: Callable | None = None,
 ) -> Value:
-    """Count in parts of a corpus, or in stretches of text, and merge the counts in any order and grouping.
-
-    count, merge: must pickle.   runner: takes count, merge and parts, and counts elsewhere, as Beam does.
-    """
+    """Count in parts of a corpus, or in stretches of text, and merge the counts in any order and grouping.   count,
+    merge: must pickle.   runner: takes count, merge and parts, and counts elsewhere, as Beam does."""
     if runner:
         return runner(count, merge, parts)
     with pool(processes) as workers:
@@ -102,10 +98,8 @@ def _end_with_parent() -> None:
 
 
 class Workers:
-    """Iterates over build(0), build(1) .. build(count - 1), in order, once.
-
-    Process i of n builds items i, i + n, ..., at most one ahead of the reader. build, and its results: picklable.
-    """
+    """Iterates over build(0), build(1) .. build(count - 1), in order, once. Process i of n builds items i, i + n, ...,
+    at most one ahead of the reader. build, and its results: picklable."""
 
     def __init__(self, build: Callable, count: int, processes: int):
         self._count = count

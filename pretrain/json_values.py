@@ -24,10 +24,8 @@ def plain(kind, value):
 
 
 def build(kind, value, path: str) -> Any:
-    """Invert `plain`: build a value with the annotation `kind` from parsed JSON.
-
-    UserError naming the field at `path`, its value and the allowed types if that is impossible.
-    """
+    """Invert `plain`: build a value with the annotation `kind` from parsed JSON. UserError naming the field at `path`,
+    its value and the allowed types if that is impossible."""
     options = _options(kind)
     if isinstance(value, dict) and (classes := _classes(kind)):
         return _dataclass(classes, value, path)

@@ -15,10 +15,8 @@ ARTICLE = re.compile(r"\b(a|an|the)\b")
 
 
 def figures(written: Sequence[str], targets: Targets, tokenizer: str = "13a") -> tuple[dict[str, float], str]:
-    """Compute all metrics -> (name -> percent, sacrebleu's signature of BLEU).
-
-    written: one text or more.   tokenizer: sacrebleu's name of a tokenizer for BLEU.
-    """
+    """Compute all metrics -> (name -> percent, sacrebleu's signature of BLEU).   written: one text or more.
+    tokenizer: sacrebleu's name of a tokenizer for BLEU."""
     score, signature = bleu(written, targets, tokenizer)
     whole = {"BLEU": score, "chrF": chrf(written, targets)} | rouge(written, targets)
     return whole | {"exact_match": exact_match(written, targets), "F1": f1(written, targets)}, signature

@@ -67,12 +67,9 @@ class Optimizer:
 def transformation(
     optimizer: Optimizer, table: list[Parameter], vocab_size: int, compute: DTypeLike = jnp.float32
 ) -> optax.GradientTransformation:
-    """Build the transformation of gradients into update directions, without the learning rate.
-
-    table: exactly the trained parameters.   vocab_size: rows of token tables without padding.   compute: dtype of
-    Muon's matrix products.
-    `update` also takes finite: bool[]; if it is False, the state does not change and the direction is meaningless.
-    """
+    """Build the transformation of gradients into update directions, without the learning rate.   table: exactly the
+    trained parameters.   vocab_size: rows of token tables without padding.   compute: dtype of Muon's matrix products.
+    `update` also takes finite: bool[]; if it is False, the state does not change and the direction is meaningless."""
     decayed = nest({parameter.path: decays(parameter) for parameter in table})
     decay = optax.add_decayed_weights(optimizer.decay, decayed)
     by_depth = [_scale_by_depth(table, optimizer.layer_decay)] if optimizer.layer_decay != 1.0 else []
@@ -125,11 +122,9 @@ def clip(gradients: Params, norm: Array, limit: float) -> Params:
 
 
 def _scale_by_adam(b1: float, b2: float, epsilon: float) -> optax.GradientTransformationExtraArgs:
-    """Compute Adam's direction (Kingma & Ba 2015, algorithm 1), with the state of `optax.scale_by_adam`.
-
-    XLA:CPU recomputes the moments for each use, and so keeps copies of the old ones. Behind a barrier the direction
-    reads the new ones: 27 instead of 61 ms for 28 million parameters.
-    """
+    """Compute Adam's direction (Kingma & Ba 2015, algorithm 1), with the state of `optax.scale_by_adam`. XLA:CPU
+    recomputes the moments for each use, and so keeps copies of the old ones. Behind a barrier the direction reads the
+    new ones: 27 instead of 61 ms for 28 million parameters."""
 
     def update(gradients: Params, state: optax.ScaleByAdamState, params: Params, *, finite: Array | bool = True):
         decay = lambda rate, moments, x: jax.tree.map(
@@ -198,10 +193,8 @@ def _scale_by_muon(
     adam: optax.GradientTransformationExtraArgs, table: list[Parameter], compute: DTypeLike
 ) -> optax.GradientTransformationExtraArgs:
     """Compute Muon's direction: the orthogonalised Nesterov momentum of each layer's matrix, as large as AdamW's is, so
-    that one learning rate and decay serve both (Liu et al. 2025, section 2.2); Adam's for the other parameters.
-
-    The state is Adam's; matrices have only `mu`, and nu f[layers, 1, 1] of zeros.
-    """
+    that one learning rate and decay serve both (Liu et al. 2025, section 2.2); Adam's for the other parameters. The
+    state is Adam's; matrices have only `mu`, and nu f[layers, 1, 1] of zeros."""
     matrices = {parameter.path for parameter in table if _is_matrix(parameter)}
 
     def init(params: Params) -> optax.ScaleByAdamState:  # only maps: optax also calls this on a tree that is no dict
@@ -226,11 +219,9 @@ def _scale_by_muon(
 
 
 def _orthogonal(stack: Array, compute: DTypeLike) -> Array:
-    """Return f[layers, n, m] of the singular vectors of each layer's matrix, with singular values near 1, times
-    0.2 sqrt(max(n, m)) (Jordan et al. 2024; Liu et al. 2025, equation 4).
-
-    On a mesh each device along `fsdp` takes every so many layers, and receives their matrices whole.
-    """
+    """Return f[layers, n, m] of the singular vectors of each layer's matrix, with singular values near 1, times 0.2
+    sqrt(max(n, m)) (Jordan et al. 2024; Liu et al. 2025, equation 4). On a mesh each device along `fsdp` takes every so
+    many layers, and receives their matrices whole."""
     layers, rows, columns = stack.shape
     rules, (linear, cubic, quintic) = current_rules(), QUINTIC
     devices = rules.mesh.shape["fsdp"] if rules else 1
@@ -252,9 +243,7 @@ def _orthogonal(stack: Array, compute: DTypeLike) -> Array:
 
 def _scale_by_trust_ratio(table: list[Parameter]) -> optax.GradientTransformation:
     """Multiply by LAMB's ||w|| / ||update|| for each matrix of each layer; not biases and norms, as in its code.
-
-    `optax.lamb` would compute one norm over a stack of layers.
-    """
+    `optax.lamb` would compute one norm over a stack of layers."""
     parameters = nest({parameter.path: parameter for parameter in table})
 
     def update(updates: Params, state, params: Params):
@@ -301,11 +290,9 @@ def _numbers(parameter: Parameter, rows: int) -> np.ndarray:
 
 
 class FactoredSquares(NamedTuple):
-    """Running means of squared gradients.
-
-    rows: means over the last axis of each matrix of each layer [..., n, 1]; for vectors, the means of each element.
-    columns: means over the second-to-last axis [..., 1, m]; unused for vectors, [..., 1].   count: i32[], steps.
-    """
+    """Running means of squared gradients.   rows: means over the last axis of each matrix of each layer [..., n, 1];
+    for vectors, the means of each element.   columns: means over the second-to-last axis [..., 1, m]; unused for
+    vectors, [..., 1].   count: i32[], steps."""
 
     count: Array
     rows: Params

@@ -124,11 +124,9 @@ def rate_after(recipe: Recipe, step: int) -> float:
 
 
 def extended(recipe: Recipe, done: int, steps: int, kind: str) -> Recipe:
-    """Extend a recipe to `steps` steps: a new phase like the last one follows the steps that are `done`.
-
-    kind: 'constant' keeps the current learning rate; 'decay' lowers it linearly to `final` x peak. The rate starts at
-    `LEAST` x peak or more: at 0 a run would learn nothing. UserError if the last phase has not begun.
-    """
+    """Extend a recipe to `steps` steps: a new phase like the last one follows the steps that are `done`.   kind:
+    'constant' keeps the current learning rate; 'decay' lowers it linearly to `final` x peak. The rate starts at `LEAST`
+    x peak or more: at 0 a run would learn nothing. UserError if the last phase has not begun."""
     last, begins = recipe.phases[-1], [0, *boundaries(recipe)]
     if phase_after(recipe, done) + 1 < len(recipe.phases):
         raise UserError(
@@ -333,10 +331,8 @@ def _check_teachers(recipe: Recipe) -> None:
 
 
 def check_pattern(config: Any, length: int, given: str, setting: str = "model") -> None:
-    """Raise UserError if a model's sparse pattern does not fit rows of this length.
-
-    given, setting: how messages name the length and the model.
-    """
+    """Raise UserError if a model's sparse pattern does not fit rows of this length.   given, setting: how messages name
+    the length and the model."""
     path = f"{setting}.pattern" if "pattern" in {field.name for field in dataclasses.fields(config)} else setting
     for name, (depth, heads) in pattern.encoders(config).items():
         if config.pattern.name != pattern.DENSE and (block := config.pattern.block) > length:

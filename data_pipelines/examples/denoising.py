@@ -32,11 +32,9 @@ LONGEST_SPAN = 1000  # tokens, on average
 
 @dataclass(frozen=True)
 class Noises:
-    """Which noises are put on a text, in the order in which they are. Raises UserError for values out of range.
-
-    The defaults are the paper's. The command of the published models (facebookresearch/fairseq, issue 1899) has
-    random=0.1 and span=3.5, and its spans count words, not tokens.
-    """
+    """Which noises are put on a text, in the order in which they are. Raises UserError for values out of range. The
+    defaults are the paper's. The command of the published models (facebookresearch/fairseq, issue 1899) has random=0.1
+    and span=3.5, and its spans count words, not tokens."""
 
     permute: float = 1.0  # share of the rows whose sentences are put in a random order
     infill: float = 0.3  # share of the tokens that are in spans, each of which becomes one [MASK]

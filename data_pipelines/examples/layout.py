@@ -67,10 +67,8 @@ class Layout(abc.ABC):
 
 
 class RowLayout(Layout):
-    """A layout of rows that stand alone.
-
-    copies: the number of keys of an example, which epochs use in turn; 0: a new key in every epoch.
-    """
+    """A layout of rows that stand alone.   copies: the number of keys of an example, which epochs use in turn; 0: a new
+    key in every epoch."""
 
     copies = 0
 
@@ -84,11 +82,9 @@ class RowLayout(Layout):
 
 
 class StreamLayout(Layout):
-    """A layout of rows that continue the same row of the batch before, in a stream of documents.
-
-    The number of tokens of a stream determines its examples, and how many steps so many rows have. Examples and rows
-    are divided into `multiple` equal ways, each a sequence of its own, for instance if half of the rows run backwards.
-    """
+    """A layout of rows that continue the same row of the batch before, in a stream of documents. The number of tokens
+    of a stream determines its examples, and how many steps so many rows have. Examples and rows are divided into
+    `multiple` equal ways, each a sequence of its own, for instance if half of the rows run backwards."""
 
     @abc.abstractmethod
     def number(self, total: int) -> int:
@@ -128,10 +124,8 @@ class Piece(NamedTuple):
 
 
 class Chosen:
-    """Examples from several plans, in the order of a batch.
-
-    plans: of the parts. which: int64 [n], the index of each row's plan. example: int64 [n], within its plan.
-    """
+    """Examples from several plans, in the order of a batch.   plans: of the parts. which: int64 [n], the index of each
+    row's plan. example: int64 [n], within its plan."""
 
     def __init__(self, plans: Sequence[Any], which: np.ndarray, example: np.ndarray):
         self.plans, self.which, self.example = plans, which, example

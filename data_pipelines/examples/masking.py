@@ -114,9 +114,7 @@ def predictions(length: int, rate: float) -> int:
 class MaskedRows(RowLayout):
     """Base of masked layouts. A batch holds tokens, types, segments, the prediction arrays of `mask` and, with
     global_tokens, `globals`: the positions of so many tokens, which a sparse pattern lets see all and be seen by all.
-
-    Raises UserError for more global tokens than the row has tokens.
-    """
+    Raises UserError for more global tokens than the row has tokens."""
 
     masks: Masking = Masking()  # BERT's
     _: KW_ONLY
@@ -323,11 +321,9 @@ def _choose_units(keys, maskable, starts, wanted, slots):
 
 
 def _fitting(sizes, room):
-    """Take each unit that fits in what is left of the room.
-
-    sizes: int32 [rows, units], in their random order, 0 where there is none; room: int32 [rows]. Returns bool [rows,
-    units], True at the units taken, and the room that is left.
-    """
+    """Take each unit that fits in what is left of the room.   sizes: int32 [rows, units], in their random order, 0
+    where there is none; room: int32 [rows]. Returns bool [rows, units], True at the units taken, and the room that is
+    left."""
     # The units up to the first one that does not fit, then one more at a time
     ends = np.cumsum(sizes, axis=1, dtype=np.int32)
     taken = ends <= room[:, None]

@@ -129,12 +129,9 @@ class ContiguousStreams(NextTokens, StreamLayout):
 
 
 class StridesPlan(NamedTuple):
-    """The documents of a part in stored order.
-
-    offsets, sizes: each document's first token, and its number of tokens.   rows: int64 [documents + 1], rows before
-    each document.
-    prefixes: int32 [documents], the token of each document's value; None if there is none.   number: of rows.
-    """
+    """The documents of a part in stored order.   offsets, sizes: each document's first token, and its number of tokens.
+    rows: int64 [documents + 1], rows before each document.   prefixes: int32 [documents], the token of each document's
+    value; None if there is none.   number: of rows."""
 
     part: Any
     split: str
@@ -194,12 +191,8 @@ class StridedDocuments(NextTokens, RowLayout):
 
 
 class PairsPlan(NamedTuple):
-    """The documents of a part.
-
-    input_begins, target_begins, inputs, targets: int64 [documents], where the input and the target begin, and their
-    tokens.
-    prefixes: as in `StridesPlan`.   number: of documents.
-    """
+    """The documents of a part.   input_begins, target_begins, inputs, targets: int64 [documents], where the input and
+    the target begin, and their tokens.   prefixes: as in `StridesPlan`.   number: of documents."""
 
     part: Any
     split: str

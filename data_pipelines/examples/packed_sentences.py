@@ -39,12 +39,9 @@ class Plan(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Where the text of rows lies: [CLS] text [SEP] text ... [SEP].
-
-    start, size: int64 [n], the first token of each row in its part, and its number of tokens. row, separator: int64
-    [separators], row and column of each [SEP] between documents. real: bool [n, length], no padding. text: bool [n,
-    length], neither padding nor special tokens.
-    """
+    """Where the text of rows lies: [CLS] text [SEP] text ... [SEP].   start, size: int64 [n], the first token of each
+    row in its part, and its number of tokens. row, separator: int64 [separators], row and column of each [SEP] between
+    documents. real: bool [n, length], no padding. text: bool [n, length], neither padding nor special tokens."""
 
     start: np.ndarray
     size: np.ndarray

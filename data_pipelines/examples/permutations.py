@@ -219,10 +219,8 @@ def visibility(
 
 
 def _chosen(permuting, keys, begin, size, wanted):
-    """Choose `wanted` of the positions begin .. begin + size - 1 to predict: int32 [n, wanted], ascending.
-
-    Positions in spans come first, then single ones until there are enough.
-    """
+    """Choose `wanted` of the positions begin .. begin + size - 1 to predict: int32 [n, wanted], ascending. Positions in
+    spans come first, then single ones until there are enough."""
     bits = (size - 1).bit_length() if size else 0
     low = np.uint32((1 << bits) - 1)
     position = np.arange(size, dtype=np.uint32)

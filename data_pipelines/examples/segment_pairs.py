@@ -89,12 +89,9 @@ class Segmented(MaskedRows):
 
 @dataclass(frozen=True)
 class SegmentPairs(Segmented):
-    """Masked segment pairs.
-
-    The label is 0 if B follows A; 1 if B is random (NEXT_SENTENCE) or A follows B (SENTENCE_ORDER). For NEXT_SENTENCE,
-    a chunk of one sentence gets a random B of the same part, as in BERT. With another label, none, or a single document
-    it stands alone, as [CLS] A [SEP], without a label.
-    """
+    """Masked segment pairs. The label is 0 if B follows A; 1 if B is random (NEXT_SENTENCE) or A follows B
+    (SENTENCE_ORDER). For NEXT_SENTENCE, a chunk of one sentence gets a random B of the same part, as in BERT. With
+    another label, none, or a single document it stands alone, as [CLS] A [SEP], without a label."""
 
     least = 5
 
@@ -138,9 +135,7 @@ class SegmentPairs(Segmented):
 
     def _segments(self, chosen, draws):
         """Return segments A and B before truncation (start and size, int64 [n, 2], in tokens) and the label, int32 [n].
-
-        Plans are called as rarely as possible: a batch has rows of many plans, a few of each.
-        """
+        Plans are called as rarely as possible: a batch has rows of many plans, a few of each."""
         first, last, document, documents, key = chosen.gather(_chunks)
         split = first + 1 + noise.below(draws[:, SPLIT], np.maximum(last - first - 1, 1))
         units = np.stack([first, split, last], 1)
@@ -169,10 +164,8 @@ class SegmentPairs(Segmented):
         return start, end - start, label
 
     def _reached(self, units, unit, goal):
-        """Return the first boundary after each unit at or beyond a goal, at most `length` tokens away: int64 [n].
-
-        Steps of halving size stay near the unit: a binary search over a large corpus misses the cache.
-        """
+        """Return the first boundary after each unit at or beyond a goal, at most `length` tokens away: int64 [n]. Steps
+        of halving size stay near the unit: a binary search over a large corpus misses the cache."""
         last = len(units) - 1
         for step in reversed(range(self.length.bit_length())):
             ahead = np.minimum(unit + (1 << step), last)
@@ -209,10 +202,8 @@ def _chunks(plan, _, example):
 
 def truncated(start: np.ndarray, size: np.ndarray, room: int, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Cut pairs to a row's room: each token too many leaves the longer segment, at its front or back by a coin.
-
     start, size: int64 [n, 2], the segments in tokens. bits: uint32 [n, 2, words], the coins: a segment may lose up to
-    32 * words tokens. Returns the new start and size.
-    """
+    32 * words tokens. Returns the new start and size."""
     # The result of BERT's loop "drop a token of A if A is longer, else one of B"
     kept_b = np.minimum(size[:, 1], np.maximum(room - size[:, 0], room // 2))
     kept = np.stack([np.minimum(size[:, 0], room - kept_b), kept_b], 1)

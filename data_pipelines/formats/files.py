@@ -37,10 +37,8 @@ class Unreadable(Exception):
 
 
 class Watched:
-    """An open file that remembers an error of reading, which tells it from damage in the data.
-
-    block_size: bytes that a store is asked for beyond what is read; None: a size that suits reading the whole file.
-    """
+    """An open file that remembers an error of reading, which tells it from damage in the data.   block_size: bytes that
+    a store is asked for beyond what is read; None: a size that suits reading the whole file."""
 
     def __init__(self, path: str, block_size: int | None = None):
         self.path, self.closed = path, False

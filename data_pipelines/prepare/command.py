@@ -44,10 +44,8 @@ GONE = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)
 
 
 def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = ()) -> dict | None:
-    """Make the corpus and return its manifest, or None if it is not finished (--part). Raises UserError.
-
-    A finished corpus with the same settings is left alone.   runner_options: for Beam's runner.
-    """
+    """Make the corpus and return its manifest, or None if it is not finished (--part). Raises UserError. A finished
+    corpus with the same settings is left alone.   runner_options: for Beam's runner."""
     if options.similar_words:
         sha256 = similar_words.digest(options.similar_words)
         options = dataclasses.replace(options, similar_words_sha256=sha256)

@@ -96,11 +96,9 @@ def write_tables(out: Path, tables: dict[str, np.ndarray]) -> None:
 def manifest_of(
     out: Path, summaries: list[dict], job: Job, special: dict[str, int], before: dict | None = None, **described
 ) -> dict:
-    """Return the manifest of the corpus at `out`, which has its tokenizer/ and tables/.
-
-    summaries: of the new parts. special: role -> token. before: the manifest of the corpus that these parts are added
-    to, whose parts come first. described: further entries.
-    """
+    """Return the manifest of the corpus at `out`, which has its tokenizer/ and tables/.   summaries: of the new parts.
+    special: role -> token. before: the manifest of the corpus that these parts are added to, whose parts come first.
+    described: further entries."""
     parts = [*(before["parts"] if before else []), *summaries]
     manifest = {
         "version": VERSION,

@@ -40,9 +40,7 @@ class Documents(NamedTuple):
 
 def write_part(folder: Path, units: list[Path], job: Job) -> dict:
     """Write the folder of a part from the folders of its units. Returns its summary. A part that exists is left alone.
-
-    Raises UserError for a damaged unit, whose folder is removed.
-    """
+    Raises UserError for a damaged unit, whose folder is removed."""
     if (folder / SUMMARY).exists():
         return read_summary(folder)
     documents, numbered, sums = _documents(units, job)

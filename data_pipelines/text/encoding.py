@@ -149,10 +149,8 @@ class Encoder:
 
     def _measure(self, tokens, first, text: str, begin, run, at) -> tuple[np.ndarray, np.ndarray]:
         """Return, for each place `at` of all texts (`text`), how many tokens end at or before it, and whether one
-        straddles it.
-
-        Each byte of a byte-level run is in one token; so are, in a safe run, ▁ and each character but white space.
-        """
+        straddles it. Each byte of a byte-level run is in one token; so are, in a safe run, ▁ and each character but
+        white space."""
         if self.runs is BYTES:
             target = _bytes_before(text)[at]
             ends = np.cumsum(self.widths[tokens])

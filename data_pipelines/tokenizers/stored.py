@@ -18,9 +18,7 @@ FILES = ("tokenizer.json", "vocab.txt", "spiece.model", "vocab.json")
 
 def load(path: Path, cased: bool = False, keep_accents: bool = False) -> Made:
     """Load a vocab.txt or a spiece.model (normalised as `cased` and `keep_accents` say), a tokenizer.json, or a folder.
-
-    Raises UserError if there is none. A role in ROLES may have no token.
-    """
+    Raises UserError if there is none. A role in ROLES may have no token."""
     path = Path(path)
     if not path.exists():
         raise UserError(

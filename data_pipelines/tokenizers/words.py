@@ -24,10 +24,8 @@ def count(texts: Iterable[str], options: Training) -> Counter:
 
 
 def learn(words: Counter, options: Training) -> Made:
-    """Learn at most `vocab_size` tokens, the special ones at ids 0..4. The same words give the same vocabulary.
-
-    If the words do not fill the vocabulary, as in Chinese, whose words are characters, rarer characters do.
-    """
+    """Learn at most `vocab_size` tokens, the special ones at ids 0..4. The same words give the same vocabulary. If the
+    words do not fill the vocabulary, as in Chinese, whose words are characters, rarer characters do."""
     training.check_size(options, training.SMALLEST_VOCABULARY)
     kept = training.bounded(words)
     characters = training.characters_of(kept)

@@ -258,10 +258,8 @@ def _remembering(assembly: "Assembly", memory: int) -> "Assembly":
 
 
 def striding(assembly: "Assembly", stride: int) -> "Assembly":
-    """Change the objectives so that they evaluate whole documents with a sliding window.
-
-    UserError if an objective does not predict next tokens of documents, or if the window does not fit.
-    """
+    """Change the objectives so that they evaluate whole documents with a sliding window. UserError if an objective does
+    not predict next tokens of documents, or if the window does not fit."""
     from pretrain.objectives.next_token_prediction import DOCUMENTS, NextTokenPrediction, StridedPerplexity
     from pretrain.recipe import every_task, with_objectives
 

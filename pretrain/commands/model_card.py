@@ -32,10 +32,8 @@ TASKS = {
 
 
 def write_card(folder: Path, title: str, opened: Opened, architecture: str | None, license_name: str) -> None:
-    """Write the card and a plot of the learning curves into the folder of a run's export.
-
-    architecture: the transformers class, None if there is none.   license_name: its Hugging Face name, like apache-2.0.
-    """
+    """Write the card and a plot of the learning curves into the folder of a run's export.   architecture: the
+    transformers class, None if there is none.   license_name: its Hugging Face name, like apache-2.0."""
     directory = RunDirectory(opened.source)
     known = _corpora(directory)
     sections = [

@@ -16,12 +16,9 @@ from pretrain.json_values import make, plain
 
 
 def config_from(source: str | Path, family: Family | None = None) -> Any:
-    """Read the config of the model in a source, see `folders`.
-
-    family: to read it as, if possible; else as the one whose constants config.json has and with a class that it names.
-
-    UserError if a config.json is missing, damaged or incomplete, if no family reads it, or if the parts disagree.
-    """
+    """Read the config of the model in a source, see `folders`.   family: to read it as, if possible; else as the one
+    whose constants config.json has and with a class that it names. UserError if a config.json is missing, damaged or
+    incomplete, if no family reads it, or if the parts disagree."""
     first = Path(str(source).split(",")[0].split("=", 1)[-1]) if is_listing(source) else Path(source)
     said, named = _read(first), {*architectures(first)}
     model_type = said.get("model_type")

@@ -124,9 +124,7 @@ def export(
 
 def _write_tensors(stored: Mapping[str, Tensor], folder: Path, dtype: np.dtype, mode_of: Path) -> None:
     """Write tensors into one file, or several with an index; only one file's tensors are copied in memory at a time.
-
-    mode_of: file whose permissions to copy, as the library lets only the owner read.
-    """
+    mode_of: file whose permissions to copy, as the library lets only the owner read."""
 
     def size(tensor: Tensor) -> int:
         return math.prod(tensor.shape) * dtype.itemsize
@@ -156,10 +154,8 @@ def _save(arrays: Mapping[str, np.ndarray], file: Path, mode_of: Path) -> None:
 def config_fields(
     config, part: str, names: Collection[str], ids: Mapping[str, int | None], dtype: str = "float32"
 ) -> dict:
-    """Return config.json of one part.   names: as in `architecture`.
-
-    ids: `token_ids`, with nulls too, as transformers would otherwise use defaults of other tokenizers.
-    """
+    """Return config.json of one part.   names: as in `architecture`.   ids: `token_ids`, with nulls too, as
+    transformers would otherwise use defaults of other tokenizers."""
     model = family_of(config).hf[part]
     # Else transformers ends the longest texts of a Marian with the token 0
     unforced = {"forced_eos_token_id": None} if model.constants.get("is_encoder_decoder") else {}

@@ -73,10 +73,8 @@ def load(
 
 
 def _take(tensor: Tensor, array: np.ndarray, read: dict[tuple, tuple[str, str]], part: str, setting: str) -> None:
-    """Write a stored array into the parameters of its tensor.
-
-    read: origin of pieces read before -> (part, setting); UserError if the same parameter had another value.
-    """
+    """Write a stored array into the parameters of its tensor.   read: origin of pieces read before -> (part, setting);
+    UserError if the same parameter had another value."""
     for piece in tensor.pieces:
         new = array[piece.place]
         if piece.origin not in read:
@@ -213,10 +211,8 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
 
 
 def _check_layers(stored: _Tensors, wanted: Collection[str], known: Collection[str], config, part: str) -> None:
-    """Raise UserError if a part's tensors have another number of layers than its config.json says.
-
-    wanted: tensors by config.json.   known: names of all tensors, with {layer}.
-    """
+    """Raise UserError if a part's tensors have another number of layers than its config.json says.   wanted: tensors by
+    config.json.   known: names of all tensors, with {layer}."""
     before = {name.partition("{layer}")[0] for name in known if "{layer}" in name}
 
     def layers(names: Collection[str]) -> set[str]:

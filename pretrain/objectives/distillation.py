@@ -43,10 +43,8 @@ MEAN, DRAWN = "mean", "drawn"
 
 @dataclasses.dataclass(frozen=True)
 class Taught(Objective):
-    """Base of objectives that add what teachers make of the same rows to the loss of the class beside it.
-
-    reads: what a teacher needs, like `Objective.asks`.   reads_logits: what else where its logits are compared.
-    """
+    """Base of objectives that add what teachers make of the same rows to the loss of the class beside it.   reads: what
+    a teacher needs, like `Objective.asks`.   reads_logits: what else where its logits are compared."""
 
     reads: ClassVar[tuple[type | str, ...]]
     reads_logits: ClassVar[tuple[type | str, ...]] = ()

@@ -137,11 +137,9 @@ def _moved(first: float, end: float | None, step: Array | int, steps: int) -> Ar
 
 
 class Side(NamedTuple):
-    """What a loss compares of a model.
-
-    hidden, projected: as models record them.   logits: f32[n, vocab], -inf in padding; None if no loss reads them, or
-    if `factors` give them (`CausalDecoder.softmax`), which are multiplied a block of positions at a time.
-    """
+    """What a loss compares of a model.   hidden, projected: as models record them.   logits: f32[n, vocab], -inf in
+    padding; None if no loss reads them, or if `factors` give them (`CausalDecoder.softmax`), which are multiplied a
+    block of positions at a time."""
 
     hidden: Array | None = None
     projected: tuple[Array, Array, Array] | None = None

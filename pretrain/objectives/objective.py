@@ -73,9 +73,7 @@ class Task:
 @dataclasses.dataclass(frozen=True)
 class Phase:
     """A part of the training with its own sequence length and batch size, like BERT's last 10% of steps at length 512.
-
-    A phase of rows with further sizes, like a target length, is a subclass with fields for them (`Objective.phase`).
-    """
+    A phase of rows with further sizes, like a target length, is a subclass with fields for them (`Objective.phase`)."""
 
     share: float  # share of the run's steps
     length: int  # sequence length: tokens per row
@@ -98,11 +96,8 @@ Spec = Mapping[str, Feature]
 
 
 class Moment(NamedTuple):
-    """The circumstances of a loss.
-
-    keys: u32[rows, 2], one noise key per row.   train: dropout is on; else `loss` may return more counts.
-    step: i32[], number of updates so far.   teachers: of the recipe, by name.
-    """
+    """The circumstances of a loss.   keys: u32[rows, 2], one noise key per row.   train: dropout is on; else `loss` may
+    return more counts.   step: i32[], number of updates so far.   teachers: of the recipe, by name."""
 
     keys: Array
     train: bool
@@ -116,10 +111,8 @@ class Moment(NamedTuple):
 
 
 class Term(NamedTuple):
-    """A term of the loss over some rows.
-
-    sum: f32[], weighted sum of losses.   hits: f32[], weighted number of correct predictions, if there are any.
-    """
+    """A term of the loss over some rows.   sum: f32[], weighted sum of losses.   hits: f32[], weighted number of
+    correct predictions, if there are any."""
 
     sum: Array
     hits: Array | None = None
@@ -198,10 +191,8 @@ class Objective(abc.ABC):
     def loss(
         self, model: nn.Module, params: Params, batch: Batch, carry, moment: Moment
     ) -> tuple[dict[str, Term], Any, dict[str, Array]]:
-        """Compute (terms, new carry, counts for `report`: sums over rows, of any shape).
-
-        params: trained and frozen ones.
-        """
+        """Compute (terms, new carry, counts for `report`: sums over rows, of any shape).   params: trained and frozen
+        ones."""
 
     def token_counts(self, corpus: Corpus, phase: Phase) -> np.ndarray:
         """Count how often each token is predicted in an epoch of the train split, up to a factor: f64[vocab]."""
@@ -225,11 +216,9 @@ def shapes_of(spec: Spec, rows: int, sharding: Sharding | None = None) -> dict[s
 
 
 def initialise(key: Array, model: nn.Module, spec: Spec) -> Params:
-    """Initialize the parameters of a model for batches of a spec, with one blank row as the batch.
-
-    Whatever the model's program, plain operations make the same parameters: so the trace is shared, and cuDNN's kernel,
-    which `vmap` over layers fails on, is not asked.
-    """
+    """Initialize the parameters of a model for batches of a spec, with one blank row as the batch. Whatever the model's
+    program, plain operations make the same parameters: so the trace is shared, and cuDNN's kernel, which `vmap` over
+    layers fails on, is not asked."""
     model = model.clone(program=Program())
     row = inputs_of(model, {name: entry.blank(1) for name, entry in spec.items()})
     with placed_by(None):  # a mesh, for which a step may be being traced, could not divide one row

@@ -92,10 +92,7 @@ class Writer(TokenPredictor, Protocol):
 @runtime_checkable
 class ClozeWriter(Encoder, Writer, Protocol):
     """An encoder that continues texts at a [MASK]: `begin` reads [CLS] source [SEP] [MASK], `advance` the token for the
-    last [MASK], after which it puts another.
-
-    sides: types of the tokens of a source and of its target.
-    """
+    last [MASK], after which it puts another.   sides: types of the tokens of a source and of its target."""
 
     sides: tuple[int, int]
 
@@ -113,10 +110,8 @@ class CausalDecoder(Writer, Protocol):
 
 @runtime_checkable
 class EncoderDecoder(Writer, Protocol):
-    """An encoder and a decoder; `begin` reads the encoder's texts.
-
-    start: the token that precedes the decoder's first one.
-    """
+    """An encoder and a decoder; `begin` reads the encoder's texts.   start: the token that precedes the decoder's first
+    one."""
 
     start: int
 
@@ -142,7 +137,5 @@ class Permutable(Remembering, Protocol):
     def query(
         self, inputs: Inputs, memory: Memory, slots: Array, reuse: int | None = None, noise: Noise = None
     ) -> tuple[Array, Memory]:
-        """Return (hidden [rows, n, width] at slots i32[rows, n], the new memory, as long as the old one).
-
-        reuse: number of leading positions to remember; None for all.
-        """
+        """Return (hidden [rows, n, width] at slots i32[rows, n], the new memory, as long as the old one).   reuse:
+        number of leading positions to remember; None for all."""

@@ -50,10 +50,8 @@ class SpanBoundaryObjective(MaskedLanguageModel):
 
 
 def ends(positions: Array, used: Array) -> tuple[Array, Array]:
-    """Return the first and the last position of the span of each predicted token: i32[rows, n].
-
-    positions: i32[rows, n], ascending where bool[rows, n] `used`. Others are spans of their own.
-    """
+    """Return the first and the last position of the span of each predicted token: i32[rows, n].   positions: i32[rows,
+    n], ascending where bool[rows, n] `used`. Others are spans of their own."""
     joined = (positions[:, 1:] == positions[:, :-1] + 1) & used[:, 1:]
     begins = jnp.pad(~joined, ((0, 0), (1, 0)), constant_values=True)
     closes = jnp.pad(~joined, ((0, 0), (0, 1)), constant_values=True)

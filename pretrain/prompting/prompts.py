@@ -37,10 +37,8 @@ def read(path: Path) -> list[Example]:
 
 
 def objects(path: Path) -> Iterator[tuple[dict, str]]:
-    """Yield (the JSON object, its file and line for messages) of every line that is not blank.
-
-    UserError if there is none, or if a line is not an object.
-    """
+    """Yield (the JSON object, its file and line for messages) of every line that is not blank. UserError if there is
+    none, or if a line is not an object."""
     number, empty = 0, True
     try:
         with open(path, "rb") as file:
@@ -169,10 +167,8 @@ class Prompter:
 
     def __call__(self, shots: int, seed: int, with_target: bool) -> list[Prompt]:
         """Make each example's prompt, with shots drawn by the seed. If it does not fit, its first shots are left out,
-        the same for all choices.   with_target: whether choices follow.
-
-        UserError if there are too few examples, or if one does not fit without shots.
-        """
+        the same for all choices.   with_target: whether choices follow. UserError if there are too few examples, or if
+        one does not fit without shots."""
         if shots and self.delimiter is not None:
             raise UserError(f"--shots {shots}: the run was trained on rows of one input and its target; give --shots 0")
         if shots >= len(self.examples):

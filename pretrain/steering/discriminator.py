@@ -23,8 +23,7 @@ STEPS = 1000
 
 class Discriminator(NamedTuple):
     """kernel: f32[width, labels].   bias: f32[labels].   model: `fingerprint` of the model whose states it reads.
-    step: step of that model; None if unknown.
-    """
+    step: step of that model; None if unknown."""
 
     labels: list[str]
     kernel: np.ndarray

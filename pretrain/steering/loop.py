@@ -30,11 +30,9 @@ SMALL = 1e-15  # added to norms, which may be 0
 
 
 class Aim(NamedTuple):
-    """What a text is steered towards: a bag of words, a label of a discriminator, or both.
-
-    words: bool[padded vocab], the tokens of the bag, or None.   discriminator: (kernel f32[width, labels] and bias
-    f32[labels] on the mean of a text's hidden states, label i32[]), or None.
-    """
+    """What a text is steered towards: a bag of words, a label of a discriminator, or both.   words: bool[padded vocab],
+    the tokens of the bag, or None.   discriminator: (kernel f32[width, labels] and bias f32[labels] on the mean of a
+    text's hidden states, label i32[]), or None."""
 
     words: Array | None = None
     discriminator: tuple[Array, Array, Array] | None = None
@@ -55,11 +53,9 @@ class Read(NamedTuple):
 
 
 class Text(NamedTuple):
-    """Texts being generated, with the model's unsteered output.
-
-    last: i32[rows, 1], the last tokens, which `read` lacks.   lengths: i32[rows], tokens without the last.
-    logits: f32[rows, padded vocab], unsteered, after the last token.   plain: the unsteered cache of all tokens.
-    """
+    """Texts being generated, with the model's unsteered output.   last: i32[rows, 1], the last tokens, which `read`
+    lacks.   lengths: i32[rows], tokens without the last.   logits: f32[rows, padded vocab], unsteered, after the last
+    token.   plain: the unsteered cache of all tokens."""
 
     last: Array
     lengths: Array
@@ -70,9 +66,7 @@ class Text(NamedTuple):
 
 def bag(path: Path, encoder: Encoder, vocab: int) -> tuple[np.ndarray, list[str]]:
     """Read a bag of words, one per line -> (bool[vocab] tokens of the words inside a text, words that are left out).
-
-    Words of several tokens are left out, as in the authors' code. UserError if no word is left.
-    """
+    Words of several tokens are left out, as in the authors' code. UserError if no word is left."""
     try:
         words = [word for line in path.read_text("utf-8").splitlines() if (word := line.strip())]
     except (OSError, ValueError) as error:

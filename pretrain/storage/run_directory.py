@@ -139,10 +139,8 @@ def states(path: Path) -> dict[str, str]:
 
 def start(recipe: Recipe, opened: Mapping[str, Corpus], options: Options) -> tuple[RunDirectory, Recipe | None]:
     """Create a work directory, or check that this recipe may resume in it -> (directory, its former recipe or None).
-
     The first process decides for all. UserError if the directory has another recipe, corpus or --init-from, listing the
-    differences, or if not all hosts see it.
-    """
+    differences, or if not all hosts see it."""
     directory = RunDirectory(options.workdir)
     before, about = from_first("--workdir", lambda: _start(directory, recipe, opened, options))
     gather("whether all hosts see --workdir", lambda: _check_shared(directory, about))
@@ -157,10 +155,8 @@ def check_writable(path: Path) -> None:
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Lock a work directory against other runs on this machine; a killed run releases the lock.
-
-    In a bucket, and on a file system without locks, nothing keeps another run out.
-    """
+    """Lock a work directory against other runs on this machine; a killed run releases the lock. In a bucket, and on a
+    file system without locks, nothing keeps another run out."""
     held = contextlib.ExitStack()
 
     def lock() -> None:
@@ -236,10 +232,8 @@ def _check_shared(directory: RunDirectory, about: str) -> None:
 
 
 def longer(options: Options, recipe: Recipe) -> Recipe:
-    """Return the recipe of a run that --extend makes longer, now or earlier: `recipe.extended`.
-
-    UserError if there is nothing to resume.
-    """
+    """Return the recipe of a run that --extend makes longer, now or earlier: `recipe.extended`. UserError if there is
+    nothing to resume."""
     directory, setting = RunDirectory(options.workdir), f"--extend {options.extend}"
     done = max(directory.checkpoint_steps(), default=0)
     if not done:

@@ -15,11 +15,9 @@ from pretrain.training.opened import Opened, open_model, restore
 
 
 def open_mean(source: Path, number: int, step: int | None = None, mesh: Mesh | None = None) -> Opened:
-    """Open a run with the mean of the parameters of its last `number` checkpoints, those up to `step` if given.
-
-    Each checkpoint's low-rank products are merged first. Sums are float64.
-    UserError if fewer checkpoints are kept, if one is damaged, or if their phases do not train the same.
-    """
+    """Open a run with the mean of the parameters of its last `number` checkpoints, those up to `step` if given. Each
+    checkpoint's low-rank products are merged first. Sums are float64. UserError if fewer checkpoints are kept, if one
+    is damaged, or if their phases do not train the same."""
     directory = RunDirectory(source)
     kept = [at for at in directory.checkpoint_steps() if step is None or at <= step]
     steps = tuple(kept[-number:])

@@ -128,10 +128,8 @@ class Placed(NamedTuple):
 def place(
     recipe: Recipe, how: How, devices: Sequence[jax.Device], memory: float | None, platform: str | None = None
 ) -> Placed:
-    """Place a recipe on devices, with the mesh and program that the options choose or that fit best.
-
-    memory: bytes per device.   platform: of the devices, by default this machine's.   UserError if they do not fit.
-    """
+    """Place a recipe on devices, with the mesh and program that the options choose or that fit best.   memory: bytes
+    per device.   platform: of the devices, by default this machine's.   UserError if they do not fit."""
     load = load_of(recipe, devices, memory)
     mesh = choose_mesh(how.mesh, devices, load)
     check_batches(recipe, how.microbatches, mesh_shape(mesh))
@@ -276,10 +274,8 @@ def _evaluated_rows(objective: Objective, phase: Phase, mesh: Mesh, microbatches
 
 
 def _carry(make: Callable, mesh: Mesh) -> tuple[Callable, Any, Any]:
-    """Return (jitted function that makes the first carry; its shapes, dtypes and shardings; its axes).
-
-    make: () -> (carry, axes); only traced, since a memory of many rows may not fit on one device.
-    """
+    """Return (jitted function that makes the first carry; its shapes, dtypes and shardings; its axes).   make: () ->
+    (carry, axes); only traced, since a memory of many rows may not fit on one device."""
     axes = []
 
     def carry():
@@ -335,10 +331,8 @@ def compiles_ahead(mesh: Mesh) -> bool:
 
 
 def compile_phases(stages: list[Stage], names: Mapping[int, list[str]], say: Callable[[str], None]) -> list[Stage]:
-    """Compile the named programs (phase -> names) -> the stages with compiled programs.
-
-    say: called with progress messages.   UserError if a program does not fit into a device's memory.
-    """
+    """Compile the named programs (phase -> names) -> the stages with compiled programs.   say: called with progress
+    messages.   UserError if a program does not fit into a device's memory."""
     stages = list(stages)
     for number, stage in enumerate(stages):
         if stage.index in names:

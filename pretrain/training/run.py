@@ -43,11 +43,9 @@ OF_A_HOST = ("corpus", "workdir", "coordinator", "processes", "process", "worker
 
 
 def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> int:
-    """Train a recipe in a work directory, from its newest checkpoint if it has one -> exit status.
-
-    0: all steps are done.   75 (`signals.EXIT_STOPPED`): stopped by a signal, with a checkpoint.   UserError for
-    mistakes before anything is compiled, and before the first step if a program does not compile or fit into memory.
-    """
+    """Train a recipe in a work directory, from its newest checkpoint if it has one -> exit status. 0: all steps are
+    done.   75 (`signals.EXIT_STOPPED`): stopped by a signal, with a checkpoint.   UserError for mistakes before
+    anything is compiled, and before the first step if a program does not compile or fit into memory."""
     with Warnings() as warnings:
         run_directory.check_writable(options.workdir)
         corpora = opened(options)
@@ -65,11 +63,9 @@ def run_on(
     evaluators: Callable | None = None,
     before: Placed | None = None,
 ) -> tuple[int, Placed]:
-    """Train a recipe on opened corpora -> (exit status, the placed recipe).
-
-    evaluators: replaces `Evaluators`, with the same arguments.
-    before: the placed recipe of an earlier run in this process, whose programs are reused if they are the same.
-    """
+    """Train a recipe on opened corpora -> (exit status, the placed recipe).   evaluators: replaces `Evaluators`, with
+    the same arguments.   before: the placed recipe of an earlier run in this process, whose programs are reused if they
+    are the same."""
     checked = _checked(recipe, corpora, options)
     _check_memory(checked)
     if before is not None and same_programs(before.assembly.recipe) == same_programs(checked):

@@ -24,10 +24,8 @@ from pretrain.objectives.objective import Batch
 @partial(jax.tree_util.register_dataclass, data_fields=("ids", "rows"), meta_fields=("size",))
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Some rows of a table f[size, ...], which a model reads in place of the table: `rows[ids]` is `table[ids]`.
-
-    ids: i32[n], indices of the rows, ascending; values of `size` or more mean no row.   rows: f[n, ...].
-    """
+    """Some rows of a table f[size, ...], which a model reads in place of the table: `rows[ids]` is `table[ids]`.   ids:
+    i32[n], indices of the rows, ascending; values of `size` or more mean no row.   rows: f[n, ...]."""
 
     ids: Array
     rows: Array
@@ -48,11 +46,8 @@ class Rows:
 
 
 class Read(NamedTuple):
-    """The part of a train state that a batch reads.
-
-    state: (parameters, optimizer state), complete.   paths: the same tree, with each leaf the path of its parameter, or
-    ''.   ids: path of a sparse table -> i32[n] as in `Rows`.
-    """
+    """The part of a train state that a batch reads.   state: (parameters, optimizer state), complete.   paths: the same
+    tree, with each leaf the path of its parameter, or ''.   ids: path of a sparse table -> i32[n] as in `Rows`."""
 
     state: tuple[Params, optax.OptState]
     paths: Any

@@ -66,9 +66,8 @@ class Run(NamedTuple):
 
 class First(NamedTuple):
     """The state to train from.   phase: that the state belongs to.   before: former recipe of the work directory, if
-    any.
-    origin: log line on where the state comes from.   renewed: log line on versions that differ from the last start.
-    """
+    any.   origin: log line on where the state comes from.   renewed: log line on versions that differ from the last
+    start."""
 
     state: TrainState
     phase: int
@@ -166,10 +165,8 @@ def _init_from(directory: RunDirectory, options: Options) -> tuple[str | None, b
 def _first_state(
     placed: Placed, before: Recipe, directory: RunDirectory, checkpoints: Checkpoints, initial: InitialWeights
 ) -> tuple[TrainState, int, Params, str]:
-    """Return (state, its phase, frozen parameters, log line on where they come from).
-
-    before: the recipe with its former number of steps, which determines the phases of checkpoints.
-    """
+    """Return (state, its phase, frozen parameters, log line on where they come from).   before: the recipe with its
+    former number of steps, which determines the phases of checkpoints."""
 
     def phase(step: int) -> int:
         folder = directory.checkpoints / str(step)
@@ -201,11 +198,9 @@ def _first_state(
 def load_weights(
     setting: str, source: str, config, shapes: Params, corpus: Corpus, start: Callable | None = None, best: bool = False
 ) -> Params:
-    """Load parameters for a config into this host's memory, a nested dict of NumPy arrays like `shapes`.
-
-    setting: name of the source in errors.   start: makes random parameters, for heads that the source lacks; None makes
-    a missing head an error.   best: take a run's best checkpoint.   UserError if it has another model or vocabulary.
-    """
+    """Load parameters for a config into this host's memory, a nested dict of NumPy arrays like `shapes`.   setting:
+    name of the source in errors.   start: makes random parameters, for heads that the source lacks; None makes a
+    missing head an error.   best: take a run's best checkpoint.   UserError if it has another model or vocabulary."""
     directory = RunDirectory(source)
     try:
         if is_file(directory.recipe):

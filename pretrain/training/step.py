@@ -169,11 +169,8 @@ def _without_layers(updates: Params, frozen: Collection[str]) -> Params:
 
 
 def accumulate(gradient: Callable, params: Params, rows, carry, carry_axes, microbatches: int):
-    """Sum gradient(params, *rows, carry) over microbatches.
-
-    rows: arrays [batch, ...]. A carry leaf with a 'batch' axis is split like the rows; others pass through
-    microbatches.
-    """
+    """Sum gradient(params, *rows, carry) over microbatches.   rows: arrays [batch, ...]. A carry leaf with a 'batch'
+    axis is split like the rows; others pass through microbatches."""
     if microbatches == 1:
         return gradient(params, *rows, carry)
 
@@ -245,10 +242,8 @@ def batch_rows(batch: Batch) -> int:
 
 
 def traced_loss(recipe: Recipe, phase: Phase, task: Task) -> ClosedJaxpr:
-    """Trace a task's training loss: (params, frozen, batch, carry) -> the sum of its terms.
-
-    The trace has no mesh, and attention computes all pairs. Nothing is computed.
-    """
+    """Trace a task's training loss: (params, frozen, batch, carry) -> the sum of its terms. The trace has no mesh, and
+    attention computes all pairs. Nothing is computed."""
     return _traced_loss(same_programs(recipe), phase, task)
 
 
