@@ -36,9 +36,8 @@ def make_examples(
 
 
 def evaluation_batches(examples, limit: int) -> Iterator[dict[str, np.ndarray]]:
-    """Yield batches of at most `limit` examples, those that `fixed` names, with the noise of epoch 0: the same ones
-    every time. If there are fewer than `examples.batch_size`, blank rows of the layout, which count nowhere, fill a
-    batch up."""
+    """Yield batches of at most `limit` examples, those of `fixed`, always alike, with the noise of epoch 0. Blank rows
+    of the layout, which count nowhere, fill up a last one."""
     spec = examples.spec
     for chosen in examples.fixed(limit):
         missing = examples.batch_size - len(chosen)
@@ -371,8 +370,7 @@ class StreamExamples(Examples):
 
 
 class _Kept:
-    """Plans, each made once, and the windows that batches read; safe from several threads. When it is pickled, for a
-    worker process, its copy is empty."""
+    """Plans, each made once, and the windows that batches read; safe from several threads. A pickled copy is empty."""
 
     def __init__(self):
         self._lock, self._plans = threading.Lock(), {}  # key -> (its lock, [the plan])

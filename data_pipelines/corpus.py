@@ -155,8 +155,7 @@ class Corpus:
             raise self.damaged(what, copied)
 
     def damaged(self, what: str, copied: bool = True) -> UserError:
-        """Return the error that something in this corpus is not what `prepare` wrote.   copied: whether it was read
-        from the copy of a corpus in a bucket."""
+        """Return the error that something is not what `prepare` wrote.   copied: whether it was read from a copy."""
         cure = "copy the corpus again or rerun prepare into an empty folder"
         if self.copy and copied:
             cure = f"delete {cache()}, and the same command copies it again"
@@ -451,8 +450,7 @@ class Checks:
 
 @contextmanager
 def sound(corpora: Iterable, split: str = "") -> Iterator[None]:
-    """At the end of the context, raise UserError if a file (of a split) that was read in it is damaged, even in place
-    of an error that the damage has led to."""
+    """Raise UserError at the end of the context if a file (of a split) that it read is damaged, also after an error."""
     wait = lambda seconds: [corpus.checks.wait(split, seconds) for corpus in corpora]
     try:
         yield

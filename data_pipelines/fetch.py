@@ -111,8 +111,7 @@ class Copy:
             self._exit(key)
 
     def want(self, split: str, numbers: Sequence[int]) -> None:
-        """Copy the files of parts in the background, in order. If that fails, it is tried again when the file is
-        read."""
+        """Copy the files of parts in the background, in order. What fails is tried again when the file is read."""
         with self._lock:
             new = [(number, split) for number in numbers if (number, split) not in self._wanted]
             self._wanted.update(new)
@@ -238,8 +237,7 @@ def _is_there(path: Path, file: dict) -> bool:
 @contextmanager
 def _alone(path: Path) -> Iterator[str]:
     """Hold the lock at a path during the context, against other processes of this host. A killed process lets go.
-    Yields the suffix of incomplete files. On a disk without locks it is unique, so that two processes that copy the
-    same file do not write to the same one."""
+    Yields the suffix of incomplete files, which is unique on a disk without locks."""
     try:
         lock = locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

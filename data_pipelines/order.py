@@ -28,8 +28,7 @@ ROUNDS = 6
 @dataclass(frozen=True)
 class Order:
     """How the parts of a corpus are dealt to a batch. Raises UserError for numbers out of range. A host plans and maps
-    lanes x window parts for its own lanes, and keeps copies of as many that come next. With few hosts, many lanes cost
-    memory and disk and gain nothing."""
+    lanes x window parts for its own lanes, and keeps copies of as many. With few hosts, many lanes gain nothing."""
 
     lanes: int = 1  # equal shares of a batch's rows, each of which reads its own parts, so that hosts share the parts
     window: int = 4  # parts that a lane shuffles together
@@ -52,9 +51,9 @@ ONE_LANE = Order()
 
 
 class Window(NamedTuple):
-    """Pieces of parts that a lane shuffles together. parts: int64 [pieces], ascending; a piece has the units begins ..
-    ends - 1 of its part, int64 [pieces] each. start: units of the lane before it. size: its units. key: the
-    permutation's seed."""
+    """Pieces of parts that a lane shuffles together. parts: int64 [pieces], ascending; a piece has units begins .. ends
+    - 1 of its part, int64 [pieces] each. start: units of the lane before. size: its units. key: the permutation's
+    seed."""
 
     parts: np.ndarray
     begins: np.ndarray
@@ -70,9 +69,8 @@ def stretch(total: int, lane: int, lanes: int) -> tuple[int, int]:
 
 
 def deal(seed: int, epoch: int, sizes: np.ndarray, order: Order, lane: int) -> list[Window]:
-    """Return a lane's windows of an epoch, in the order in which it walks through them.   sizes: int64 [parts], the
-    units (examples, or tokens of a stream) of each part. A part in which one lane's stretch ends and the next one
-    begins is in windows of both."""
+    """Return a lane's windows of an epoch, in its order.   sizes: int64 [parts], the units (examples, or tokens of a
+    stream) of each part. A part in which one lane's stretch ends and the next one begins is in windows of both."""
     parts = permute(noise.key(seed, "parts"), epoch, len(sizes), np.arange(len(sizes)))
     ends = np.cumsum(sizes[parts])
     begins = ends - sizes[parts]
@@ -109,8 +107,7 @@ def permute(seed: int, epoch: int, number: int, positions: np.ndarray) -> np.nda
 
 
 def permute_each(networks: Sequence[tuple[int, int, int]], which: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Like `permute`, with several permutations (seed, epoch, number): `which` (int64 [n]) says which one each position
-    (int64 [n]) uses. Returns int64 [n]."""
+    """Like `permute`, with several permutations (seed, epoch, number), of which each position has one (int64 [n])."""
     if len(networks) == 1:
         return permute(*networks[0], positions)
     keys = np.array([_network(*network)[:ROUNDS] for network in networks], np.uint64)

@@ -30,9 +30,8 @@ def cores() -> int:
 
 @contextmanager
 def pool(processes: int) -> Iterator[Executor]:
-    """Yield an executor; with one process, calls are made here, when they are submitted. Raises UserError if a process
-    was killed. When the context ends, calls that have not begun are cancelled; if it ends with an error or an
-    interrupt, running ones are killed."""
+    """Yield an executor; with one process, calls are made here, when they are submitted. UserError if one was killed.
+    At the end of the context, calls that have not begun are cancelled; after an error, running ones are killed."""
     if processes <= 1:
         yield _Here()
         return

@@ -169,8 +169,7 @@ def _binary(data: bytes, size: int) -> Iterator[tuple[str, np.ndarray]]:
 
 def usable(path: str, encoder: Encoder, unknown: int | None) -> tuple[list[list[int]], list, np.ndarray | None]:
     """Return groups of the words of a file that may stand for each other, by their numbers, all words' tokens, and
-    their vectors. Raises UserError if no group has two words of as many tokens.   unknown: the token that words must
-    not have."""
+    their vectors. Raises UserError if no group has two words of as many tokens.   unknown: the token of no word."""
     alike = read(path)
     space = " " if encoder.runs is BYTES else ""  # the space before a word is part of its first token
     tokens = encoder.tokens([space + word for word in alike.words])

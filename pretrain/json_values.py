@@ -67,8 +67,7 @@ def make(cls: type, value: dict, prefix: str, **made) -> Any:
 
 
 def _with_path(message: str, cls: type, prefix: str) -> str:
-    """Complete the path of the field in a dataclass's message, which may start at the field or at an object around
-    it."""
+    """Complete the path in a dataclass's message, which may start at the field or at an object around it."""
     if message.partition("=")[0] in _names(cls):
         return prefix + message
     above, around, _ = f".{prefix}".rpartition(f".{message.partition('.')[0]}.")

@@ -301,8 +301,7 @@ class FactoredSquares(NamedTuple):
 
 def _scale_by_factored_squares(table: list[Parameter], vocab_size: int) -> optax.GradientTransformationExtraArgs:
     """Compute Adafactor's direction (Shazeer & Stern 2018, algorithm 4): gradients divided by the root of their running
-    mean square, clipped for each parameter of each layer. Every matrix is factored, as in transformers (in optax only
-    those with both sides of at least 128)."""
+    mean square, clipped for each parameter of each layer. Every matrix is factored, as in transformers."""
     of_path = {parameter.path: parameter for parameter in table}
 
     def factored(keys) -> bool:

@@ -311,8 +311,7 @@ def _check_tasks(phase: Phase, prefix: str) -> None:
 
 
 def rows_of(objective: Objective, phase: Phase, prefix: str) -> Layout:
-    """Return the layout of an objective's rows in a phase; UserError if they do not fit.   prefix: of fields in
-    messages."""
+    """Return the layout of an objective's rows in a phase; UserError if they do not fit.   prefix: of fields."""
     try:
         return objective.rows(phase)
     except UserError as error:
@@ -331,8 +330,7 @@ def _check_teachers(recipe: Recipe) -> None:
 
 
 def check_pattern(config: Any, length: int, given: str, setting: str = "model") -> None:
-    """Raise UserError if a model's sparse pattern does not fit rows of this length.   given, setting: how messages name
-    the length and the model."""
+    """Raise UserError if a sparse pattern does not fit rows of this length.   given, setting: of length and model."""
     path = f"{setting}.pattern" if "pattern" in {field.name for field in dataclasses.fields(config)} else setting
     for name, (depth, heads) in pattern.encoders(config).items():
         if config.pattern.name != pattern.DENSE and (block := config.pattern.block) > length:
@@ -441,8 +439,7 @@ def _phase(objective: Objective, fields: Any, prefix: str) -> Phase:
 
 
 def _part(cls: type, fields: Any, prefix: str, **made) -> Any:
-    """Make a dataclass of a recipe from its JSON fields.   made: fields already made.   prefix: of names in
-    messages."""
+    """Make a dataclass of a recipe from its JSON fields.   made: fields already made.   prefix: of their names."""
     _check_object(cls, fields, prefix)
     tagged = [field.name for field in dataclasses.fields(cls) if field.name in TAGGED and field.name not in made]
     made |= {name: _of_class(fields, name, prefix) for name in tagged}

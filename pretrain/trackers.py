@@ -56,9 +56,8 @@ TRACKERS: dict[str, Callable[..., Any]] = {"wandb": _wandb, "trackio": _trackio}
 
 
 class Tracker(Sink):
-    """Sends metrics to one of TRACKERS. A failure never stops the run: it is reported, and nothing more is sent.
-    about: arguments of the tracker's function.   sent: (kind, step) of metrics that were sent before the run was
-    interrupted; they are not sent again."""
+    """Sends metrics to one of TRACKERS. A failure is reported and ends that, never the run.   about: arguments of its
+    function.   sent: (kind, step) of metrics that were sent before the run was interrupted."""
 
     def __init__(self, name: str, about: Mapping, sent: Collection[tuple[str, int]], warn: Callable[[str], None]):
         self.name, self.sent, self.warn = name, sent, warn

@@ -39,8 +39,8 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class Dialogues(Segmented):
-    """Masked turns of dialogues. The label is 0 if all turns are of one dialogue, 1 if one is of another; there is none
-    where a part has but one dialogue."""
+    """Masked turns of dialogues. The label is 0 if all turns are of one dialogue, 1 if one is of another; a part of a
+    single dialogue has none."""
 
     least = 1 + 2 * TURNS
 

@@ -67,8 +67,7 @@ class Layout(abc.ABC):
 
 
 class RowLayout(Layout):
-    """A layout of rows that stand alone.   copies: the number of keys of an example, which epochs use in turn; 0: a new
-    key in every epoch."""
+    """A layout of rows that stand alone.   copies: keys of an example, which epochs use in turn; 0: always new ones."""
 
     copies = 0
 
@@ -141,8 +140,7 @@ class Chosen:
         return [(plan, rows, self.example[rows]) for plan, rows in groups if len(rows)]
 
     def gather(self, function: Callable) -> tuple[np.ndarray, ...]:
-        """Call function(plan, rows, examples) for each group, which returns arrays [m, ...] for its m rows; join the
-        arrays of all groups: [n, ...]."""
+        """Call function(plan, rows, examples), which returns arrays [m, ...], for each group; join them: [n, ...]."""
         if len(self.groups) == 1:
             return function(*self.groups[0])
         gathered = None

@@ -77,8 +77,7 @@ class Masking:
 
 
 class SpecialTokens(NamedTuple):
-    """Ids that the layouts and the masking put in, the ids to draw random tokens from (int32 [m]), and the similar
-    words of a corpus that has any."""
+    """Ids that layouts and masking put in, those to draw random tokens from (int32 [m]), and similar words, if any."""
 
     pad: int
     cls: int
@@ -219,8 +218,8 @@ def mask(
 
 
 def _corrupted(masking, special, keys, targets, begins):
-    """Return what the chosen tokens become: int32 [batch, slots]. begins: bool, the slots with a fate of their own, not
-    that of the one before; None: all."""
+    """Return what the chosen tokens become: int32 [batch, slots]. begins: bool, slots with a fate of their own; None:
+    all."""
     slots = targets.shape[1]
     fate = noise.bits(keys, noise.counters(FATE, slots))
     if begins is not None:
@@ -322,8 +321,7 @@ def _choose_units(keys, maskable, starts, wanted, slots):
 
 def _fitting(sizes, room):
     """Take each unit that fits in what is left of the room.   sizes: int32 [rows, units], in their random order, 0
-    where there is none; room: int32 [rows]. Returns bool [rows, units], True at the units taken, and the room that is
-    left."""
+    where there is none; room: int32 [rows]. Returns bool [rows, units], which are taken, and the room that is left."""
     # The units up to the first one that does not fit, then one more at a time
     ends = np.cumsum(sizes, axis=1, dtype=np.int32)
     taken = ends <= room[:, None]

@@ -205,8 +205,7 @@ class PairsPlan(NamedTuple):
 
 
 class PairLayout(RowLayout):
-    """Base of layouts with one document per row: its first segment by the corpus's names is the input, the other the
-    target."""
+    """Base of layouts with one document per row, an input and its target, of two segments in the corpus's order."""
 
     prefixed = True
 
@@ -238,8 +237,7 @@ class InputTarget(PairLayout, NextTokens):
     """Documents of two segments, an input and its target, as texts for a decoder: translation, summaries. Radford et
     al. 2018 (section 3.3) put a delimiter between two texts; so a summary is learnt as a continuation.
 
-    A row is one document: the token of its value, if it has one, the input, a delimiter, the target, an end token,
-    padding.
+    A row is one document: its value's token, if it has one, the input, a delimiter, the target, an end token, padding.
 
     The delimiter is the corpus's 'sep' if 'eod' ends documents; otherwise it is the end token too. If a row is too
     short, the end of the input is cut, then the end of the target. Weights are 1 where a token of the document is
@@ -265,8 +263,8 @@ class InputTarget(PairLayout, NextTokens):
         return arrays
 
     def _read(self, plan: PairsPlan, _, example: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return rows with the token after them, int32 [n, length + 1]; which next tokens exist, and which belong to
-        the target or end it: bool [n, length]."""
+        """Return rows with the token after them, int32 [n, length + 1]; which next tokens exist, and which are
+        targets."""
         place, end = np.arange(self.length + 1), end_token(plan.part.corpus)
         inputs, targets = plan.inputs[example], plan.targets[example]
         lead = int(plan.prefixes is not None)

@@ -61,8 +61,7 @@ class PermutedSpans(StreamLayout):
 
     A batch holds tokens; types (0 in the reused part and A SEP, 1 in B SEP, 2 at CLS); segments (1); ranks and
     thresholds (see the module); prediction_positions (ascending, 0 where unused), prediction_targets and
-    prediction_weights; reversed (1 if the row runs backwards). CLS and the two SEP are never predicted; the tokens that
-    end documents are ordinary text.
+    prediction_weights; reversed (1 if the row runs backwards). CLS and the two SEP are never predicted; end tokens are.
 
     Raises UserError if the parts of a row do not fit its length.
     """

@@ -4,8 +4,8 @@ A chunk is a run of whole sentences of one document that reaches a target length
 chunks, a length drawn uniformly from 2 up to it. The run is split in two between sentences. With next-sentence
 prediction half of the rows keep the second part as B (label 0); in the other half B begins at a random sentence of
 another document (label 1). With sentence-order prediction (ALBERT, Lan et al. 2019, section 3.1) the other half has the
-two parts exchanged (label 1, as in Hugging Face's `sentence_order_label`). Pairs that are too long lose tokens at both
-ends, from the longer segment first.
+two parts exchanged (label 1, as in Hugging Face). Pairs that are too long lose tokens at both ends, the longer segment
+first.
 
 Two things differ from BERT's own data. First, every epoch draws anew which half a row is in, its split and its random B
 (BERT stored ten fixed copies), so sentences that a random B displaces are seen in other epochs, not handed to the next
@@ -31,9 +31,8 @@ NEXT_SENTENCE, SENTENCE_ORDER = "next_sentence", "sentence_order"  # the labels 
 
 
 class Plan(NamedTuple):
-    """units: where sentences begin, in tokens, then the end. documents: the units that begin them, then the number of
-    units. chunks: the units that begin chunks, then the number of units. of: the document of each chunk. All int64.
-    key: of the chunks' target lengths."""
+    """units: where sentences begin, in tokens, then the end. documents, chunks: the units that begin them, then the
+    number of units. of: the document of each chunk. All int64. key: of the chunks' target lengths."""
 
     part: Any
     split: str
@@ -58,8 +57,7 @@ class Segmented(MaskedRows):
         return super().spec | ({self.label: Feature((), fill=-1)} if self.label else {})
 
     def laid_out(self, chosen: Chosen, keys: np.ndarray, start: np.ndarray, size: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the row arrays, masked. start, size: int64 [n, segments], in tokens; a segment of size 0 is not
-        there."""
+        """Return the row arrays, masked. start, size: int64 [n, segments], in tokens; those of size 0 are not there."""
         there = size > 0
         ends = (1 + np.cumsum(size + there, axis=1)).astype(np.int32)  # after each segment's [SEP]
         begins = np.concatenate([np.ones_like(ends[:, :1]), ends[:, :-1]], axis=1)
@@ -128,7 +126,7 @@ class SegmentPairs(Segmented):
         return np.where(draw < short, 2 + draw * np.int64(self._room - 1) // short, self._room)
 
     def _chunk_ends(self, key, units):
-        """Return the unit after a chunk that begins at each unit: where its target is reached, if its document goes
+        """Return the unit after a chunk that begins at each unit, where its target is reached if its document goes
         on."""
         begin = units[:-1]
         return np.searchsorted(units, begin + self._targets(key, np.arange(len(begin))))
@@ -193,8 +191,7 @@ class SentencePairs(SegmentPairs):
 
 
 def _chunks(plan, _, example):
-    """Return each example's first unit, the unit after its last, its document, the number of documents, the plan's
-    key."""
+    """Return each example's first unit, the unit after its last, its document, the number of these, the plan's key."""
     document, same = plan.of[example], np.ones(len(example), np.int64)
     documents, key = same * (len(plan.documents) - 1), np.full(len(example), plan.key, np.uint64)
     return plan.chunks[example], plan.chunks[example + 1], document, documents, key

@@ -52,8 +52,7 @@ class TextToText(RowLayout):
 @dataclass(frozen=True)
 class Framed(TextToText):
     """Base of layouts with a frame around inputs and targets: an end token after them and, if `start` is END and the
-    vocabulary has it, the cls token before them (BART).   start: the decoder's start token, PAD or END (the end
-    token)."""
+    vocabulary has it, the cls token before them (BART).   start: the decoder's start token, PAD or END."""
 
     _: KW_ONLY
     start: str = PAD

@@ -88,8 +88,8 @@ class Watched:
 def reading(
     path: str, damage: tuple[type[Exception], ...] = DAMAGE, block_size: int | None = None
 ) -> Iterator[Watched]:
-    """Open a file. Damage in it raises Unreadable. If it cannot be read (a disk, a network, a permission), the OSError
-    is raised: another time it may be read."""
+    """Open a file. Damage in it raises Unreadable; OSError is raised if it cannot be read, as another time it may
+    be."""
     file = Watched(path, block_size)
     try:
         yield file

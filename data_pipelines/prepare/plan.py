@@ -65,8 +65,7 @@ def size(unit: tuple[Range, ...]) -> int:
 
 
 def cut(units: list[tuple[Range, ...]], part_size: int, first: int = 0, problems: dict | None = None) -> Plan:
-    """Divide units into parts of about `part_size` MiB. A part begins with a document, unless one fills a whole
-    part."""
+    """Divide units into parts of about `part_size` MiB, each of which begins with a document unless one fills it."""
     total = sum(map(size, units))
     number = max(1, round(total / (part_size * MIB)))
     parts: list[list[tuple[Range, ...]]] = []

@@ -97,8 +97,7 @@ def manifest_of(
     out: Path, summaries: list[dict], job: Job, special: dict[str, int], before: dict | None = None, **described
 ) -> dict:
     """Return the manifest of the corpus at `out`, which has its tokenizer/ and tables/.   summaries: of the new parts.
-    special: role -> token. before: the manifest of the corpus that these parts are added to, whose parts come first.
-    described: further entries."""
+    special: role -> token. before: the manifest of the corpus that these are added to. described: further entries."""
     parts = [*(before["parts"] if before else []), *summaries]
     manifest = {
         "version": VERSION,

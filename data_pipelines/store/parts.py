@@ -63,8 +63,7 @@ def write_part(folder: Path, units: list[Path], job: Job) -> dict:
 
 
 def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict[str, dict[str, int]], dict]:
-    """Return all documents of the units; for each field of texts, the number of each text; and the units' summaries
-    together: characters, counts and values."""
+    """Return all documents of the units; field -> text -> its number; and the sums of the units' summaries."""
     found, offsets, files, paths = [], [], [], {}
     texts_of = {name: field.values for name, field in job.fields.items() if field.values is not None}
     numbered = {name: {text: number for number, text in enumerate(texts)} for name, texts in texts_of.items()}
@@ -136,8 +135,8 @@ def _with_end_held(documents: Documents, held: np.ndarray, folders: list[Path], 
 
 def choose_held(hashes: np.ndarray, tokens: np.ndarray, fraction: float, parts: int) -> np.ndarray:
     """Choose the documents to hold out for evaluation: bool [documents]. They have the smallest hashes: a share of
-    `fraction`, or up to MOST if those have too few tokens. Documents with the same text go the same way, and at most
-    half of the tokens are held out.
+    `fraction`, or up to MOST if those have too few tokens. At most half of the tokens are held out; equal texts go the
+    same way.
 
     hashes: uint64 [documents]. tokens: int64 [documents]. parts: of the corpus, which must reach ENOUGH together.
     """
@@ -167,8 +166,7 @@ def missing_held(held: int, total: int, fraction: float, parts: int) -> int:
 def _write_split(
     to: Path, documents: Documents, chosen: np.ndarray, folders: list[Path], job: Job, numbered: dict[str, dict]
 ) -> dict[str, int]:
-    """Write the arrays of the chosen documents, bool [documents]; returns {documents, sentences, tokens}. numbered: of
-    fields, the part's number of each text."""
+    """Write the arrays of the chosen documents, bool [documents]; return their sizes. numbered: see `_documents`."""
     to.mkdir()
     sizes = np.diff(documents.starts)
     inside, first = np.repeat(chosen, sizes), 0  # bool [sentences]; the first of the unit

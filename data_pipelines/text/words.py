@@ -44,8 +44,7 @@ def fields_of(units: Sequence[str]) -> dict[str, str]:
 
 
 def digests(units: Sequence[str]) -> dict[str, str]:
-    """Return the sha256 of each lexicon that --units names, by segmenter. Raises UserError for an invalid one, and
-    without a package that --units needs."""
+    """Return segmenter of --units -> sha256 of its lexicon. Raises UserError if it, or a package, is missing."""
     found = {}
     for unit, spec in zip(units, fields_of(units).values(), strict=True):
         try:

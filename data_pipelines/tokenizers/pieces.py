@@ -252,8 +252,7 @@ def read_json(path: Path, config: dict) -> tuple[Tokenizer, dict] | None:
 
 
 def _find(config: dict, pieces: list[str]) -> Flavour | None:
-    """Return the flavour that a folder names by class or model, else the one whose special pieces are all among
-    these."""
+    """Return the flavour that a folder names by class or model, else the one whose special pieces are all here."""
     named = config.get("tokenizer_class", config.get("model_type"))
     for name, flavour in FLAVOURS.items():
         if not flavour.tokenizer_class:

@@ -17,9 +17,8 @@ def role_of(name: str, value: str) -> str:
 
 
 def added(made: Made, name: str, values: Iterable[str]) -> Made:
-    """Add a token for each value after the vocabulary, unless it has one. No text is ever cut into such a token: of a
-    code it is the code itself, of other values [year:1999]. Raises UserError for a code that the vocabulary holds,
-    since texts would lose that token."""
+    """Add a token for each value after the vocabulary, unless it has one: of a code the code itself, of others
+    [year:1999]. No text is ever cut into it. Raises UserError for a code that the vocabulary holds for texts."""
     tokens = {value: value if name == CODE else f"[{name}:{value}]" for value in values}
     for token in tokens.values() if name == CODE else ():
         if made.tokenizer.token_to_id(token) is not None:

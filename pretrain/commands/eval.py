@@ -186,8 +186,7 @@ def held_out_inputs(options: Eval, opened: "Opened", evaluators: "Evaluators") -
 
 
 class Written(NamedTuple):
-    """Texts that a model generated.   asked: the inputs with their targets.   figures: metrics in percent.
-    signature: how sacrebleu computed BLEU."""
+    """Texts that a model generated.   figures: metrics in percent.   signature: how sacrebleu computed BLEU."""
 
     asked: "list[Asked]"
     texts: list[str]

@@ -1,5 +1,4 @@
-"""`python -m pretrain generate`: continue prompts with a decoder, write targets of inputs or fill their sentinels with
-an encoder-decoder, or fill masks."""
+"""`python -m pretrain generate`: continue prompts, write targets of inputs, or fill sentinels or masks."""
 
 import dataclasses
 import re
@@ -200,8 +199,7 @@ def in_place(made: Made, prompt: list[int], more: list[int]) -> list[int]:
 
 
 def seen(made: Made, tokens: list[int], prompt: str) -> str:
-    """Decode tokens without special ones but sentinels; white space around these, which may be lost, is as in the
-    prompt."""
+    """Decode tokens without special ones but sentinels, around which white space is as in the prompt."""
     unseen = {*made.special.values()} - sentinels(made)
     text = made.tokenizer.decode([token for token in tokens if token not in unseen], skip_special_tokens=False)
     kept = "|".join(re.escape(made.tokenizer.id_to_token(token)) for token in sentinels(made) & {*tokens})

@@ -56,9 +56,8 @@ def prepare() -> None:
 
 
 def keep_compiled() -> None:
-    """Turn on JAX's compilation cache, unless JAX_COMPILATION_CACHE_DIR already does. A large model takes minutes to
-    compile, and a preempted run restarts often. CPUs need no cache: programs compile in seconds there, and one that
-    another machine compiled may not run."""
+    """Turn on JAX's compilation cache, unless JAX_COMPILATION_CACHE_DIR already does: a large model takes minutes to
+    compile. CPUs need no cache: seconds suffice, and a program that another machine compiled may not run."""
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_cache())

@@ -28,9 +28,8 @@ NOTHING = -1  # token of empty places
 
 
 class Texts(NamedTuple):
-    """Rows being generated.   tokens: i32[rows, max_tokens], the first `written` valid.   done: bool[rows], whether a
-    row has a stop token.   lengths: i32[rows], tokens including the prompt.   read: the model's state after all but the
-    last token."""
+    """Rows being generated.   tokens: i32[rows, max_tokens], the first `written` valid.   done: bool[rows].   lengths:
+    i32[rows], with the prompt.   read: the model's state after all but the last token."""
 
     tokens: Array
     written: Array
@@ -62,9 +61,8 @@ class Beams(NamedTuple):
 
 @functools.cache
 def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Params, Array, Array, Array], Array]:
-    """Compile the continuation of left-padded prompts: (params, tokens and segments i32[rows, places], noise u32[rows,
-    2]) -> i32[rows, texts per row, max_tokens]; tokens after a stop token are meaningless.   params: the model's, or
-    the result of `ready`."""
+    """Compile the continuation of left-padded prompts: (params, or those of `ready`; tokens and segments i32[rows,
+    places]; noise u32[rows, 2]) -> i32[rows, texts per row, max_tokens], meaningless after a stop token."""
 
     def write(params: Params, tokens: Array, segments: Array, noise: Array) -> Array:
         params = unstacked(model, params)
@@ -80,7 +78,7 @@ def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Param
 
 
 def first_texts(model: nn.Module, tokens: Array, segments: Array) -> tuple[Array, Array]:
-    """Return (tokens, segments) i32[rows, places] of the texts to continue: prompts, or an encoder-decoder's start
+    """Return (tokens, segments) i32[rows, places] of texts to continue: prompts, or an encoder-decoder's start
     token."""
     if not isinstance(model, EncoderDecoder):
         return tokens, segments

@@ -142,8 +142,7 @@ class GlobalPhase(Phase):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedWithGlobals(MaskedLanguageModel):
-    """Masked tokens are predicted in rows with global tokens; ETC's optional objective of these (CPC) is not
-    implemented."""
+    """Masked tokens are predicted in rows with global tokens; ETC's objective of these (CPC) is not implemented."""
 
     phase: ClassVar[type[Phase]] = GlobalPhase
     # How rows are made: packed-sentences, packed-across-documents, packed-documents or document-sentences

@@ -111,8 +111,7 @@ class Moment(NamedTuple):
 
 
 class Term(NamedTuple):
-    """A term of the loss over some rows.   sum: f32[], weighted sum of losses.   hits: f32[], weighted number of
-    correct predictions, if there are any."""
+    """A term of the loss.   sum: f32[], weighted sum of losses.   hits: f32[], of correct predictions, if any."""
 
     sum: Array
     hits: Array | None = None
@@ -129,8 +128,7 @@ class Objective(abc.ABC):
     """Base of frozen dataclasses whose fields are the objective's hyper-parameters.
 
     The loss is sum_k c_k * S_k / W_k over named terms k: `loss` returns the sums S_k over its rows, `weights` the
-    denominators W_k, which depend on the batch alone, and `coefficients` the c_k. So microbatches, padding and the
-    number of devices change only rounding.
+    denominators W_k, of the batch alone, and `coefficients` the c_k: microbatches and devices change only rounding.
 
     asks: `protocols` that the model's trunk must have, and names of heads.
     predictions: term -> names of the batch's arrays with its target tokens and their weights.
@@ -191,16 +189,15 @@ class Objective(abc.ABC):
     def loss(
         self, model: nn.Module, params: Params, batch: Batch, carry, moment: Moment
     ) -> tuple[dict[str, Term], Any, dict[str, Array]]:
-        """Compute (terms, new carry, counts for `report`: sums over rows, of any shape).   params: trained and frozen
-        ones."""
+        """Compute (terms, new carry, counts for `report`: sums over rows, of any shape).   params: with frozen ones."""
 
     def token_counts(self, corpus: Corpus, phase: Phase) -> np.ndarray:
         """Count how often each token is predicted in an epoch of the train split, up to a factor: f64[vocab]."""
         return corpus.token_counts().astype(np.float64)
 
     def report(self, counts: Mapping[str, Any]) -> dict[str, float]:
-        """Compute metrics besides those of the terms, from summed counts (in training without those of
-        `per_example`)."""
+        """Compute metrics besides those of the terms, from summed counts (those of `per_example` in evaluation
+        only)."""
         return {}
 
 
@@ -216,9 +213,9 @@ def shapes_of(spec: Spec, rows: int, sharding: Sharding | None = None) -> dict[s
 
 
 def initialise(key: Array, model: nn.Module, spec: Spec) -> Params:
-    """Initialize the parameters of a model for batches of a spec, with one blank row as the batch. Whatever the model's
-    program, plain operations make the same parameters: so the trace is shared, and cuDNN's kernel, which `vmap` over
-    layers fails on, is not asked."""
+    """Initialize the parameters of a model for batches of a spec, with one blank row as the batch. Whatever the
+    program, plain operations make them: the trace is shared, and cuDNN's kernel, which `vmap` fails on, is not
+    asked."""
     model = model.clone(program=Program())
     row = inputs_of(model, {name: entry.blank(1) for name, entry in spec.items()})
     with placed_by(None):  # a mesh, for which a step may be being traced, could not divide one row

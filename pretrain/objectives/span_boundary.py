@@ -23,8 +23,7 @@ GEOMETRIC = tuple(0.2 * 0.8**shorter for shorter in range(10))
 
 @dataclasses.dataclass(frozen=True)
 class SpanBoundaryObjective(MaskedLanguageModel):
-    """Masked tokens are predicted from their own hidden states and from those beside their span: the sum of both losses
-    (equation 2). Spans that touch are one."""
+    """Masked tokens are predicted by themselves, and from beside their span (equation 2). Spans that touch are one."""
 
     predictions = MappingProxyType({"mlm": PREDICTIONS, "sbo": PREDICTIONS})
     asks = (Encoder, TOKENS, BOUNDARY)

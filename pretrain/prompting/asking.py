@@ -1,5 +1,4 @@
-"""Compute a causal decoder's hidden states of texts, likelihoods of targets and greedy answers to prompts, and the
-metrics of both with standard errors."""
+"""Compute a causal decoder's hidden states, likelihoods of targets, greedy answers, and their metrics with errors."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,5 +1,4 @@
-"""Classify texts by one linear layer on the mean of a frozen model's hidden states, trained on labelled texts
-(Dathathri et al. 2020, section 4.3)."""
+"""Classify texts by one linear layer on a frozen model's mean hidden states (Dathathri et al. 2020, section 4.3)."""
 
 import hashlib
 import json

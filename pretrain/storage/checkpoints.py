@@ -35,8 +35,8 @@ DESCRIPTION = "_METADATA"  # file in ITEM that describes the stored tree
 
 class TrainState(NamedTuple):
     """Everything that a step changes, and that a checkpoint stores.   step: i32[], batches seen.   carry: the
-    objective's state between batches.   skipped: i32[2], updates skipped for a non-finite loss or gradient: in total,
-    and consecutively up to now."""
+    objective's, between batches.   skipped: i32[2], updates skipped for a non-finite loss or gradient: in total, and up
+    to now."""
 
     step: Array
     params: Params
@@ -62,9 +62,9 @@ class _Staying(NamedTuple):
 
 
 class Checkpoints:
-    """Writes and restores the checkpoints `folder`/STEP of a run. All its processes call the same methods.   keep:
-    number of newest checkpoints to keep.   keep_every: keep multiples of it for good; 0 for none.   also: existing
-    steps -> further steps to keep."""
+    """Writes and restores the checkpoints `folder`/STEP of a run, together with all its processes.   keep: how many
+    newest ones to keep.   keep_every: keep multiples of it for good; 0 for none.   also: existing steps -> more to
+    keep."""
 
     def __init__(
         self,
@@ -87,8 +87,7 @@ class Checkpoints:
         return from_first("the list of checkpoints", lambda: sorted(self._manager.all_steps()))
 
     def save(self, state: TrainState, phase: int = 0) -> None:
-        """Start writing a checkpoint of a state in a phase; returns when the state may be donated. OSError if there is
-        no space for it."""
+        """Start writing a checkpoint of a state, which may then be donated. OSError if there is no space for it."""
         step = int(state.step)
         if step in self.steps():
             return
@@ -216,8 +215,7 @@ def load(folder: Path, like) -> tuple[dict, list[int]]:
 
 
 def phase_of(folder: Path, recipe: Recipe) -> int:
-    """Read the phase that a checkpoint belongs to; if it is not stored, infer it from the recipe and the step.
-    PassingError if it cannot be read now."""
+    """Read the phase of a checkpoint, or infer it from the recipe and the step. PassingError if that fails now."""
 
     def read() -> int:
         try:

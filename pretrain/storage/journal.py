@@ -146,8 +146,8 @@ class TensorBoard(Sink):
 
 
 class Mirror(Sink):
-    """Growing files of a gs:// work directory. Objects cannot grow, so files are written locally and uploaded whole.
-    local: the local work directory."""
+    """Growing files of a gs:// work directory, where objects cannot grow: written locally (`local`) and uploaded
+    whole."""
 
     def __init__(self, directory: RunDirectory):
         self.temporary = tempfile.TemporaryDirectory()

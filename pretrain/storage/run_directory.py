@@ -104,8 +104,7 @@ class RunDirectory:
             raise UserError(f"--workdir {self.path}: was removed during the run; start again in a new --workdir")
 
     def open_corpora(self, text: str | None = None) -> dict[str, Corpus]:
-        """Open the run's corpora by name, as they were when it began, at their old paths or those in `text` (--corpus);
-        UserError if one is a different corpus."""
+        """Open the run's corpora by name, as it began with, at their paths or those in `text` (--corpus)."""
         run = self.read_run()
         paths, states = corpora.named(run["corpus"]), corpora.named(run["fingerprint"])
         gone = [path for path in paths.values() if not is_remote(path) and not Path(path).exists()]
@@ -139,8 +138,8 @@ def states(path: Path) -> dict[str, str]:
 
 def start(recipe: Recipe, opened: Mapping[str, Corpus], options: Options) -> tuple[RunDirectory, Recipe | None]:
     """Create a work directory, or check that this recipe may resume in it -> (directory, its former recipe or None).
-    The first process decides for all. UserError if the directory has another recipe, corpus or --init-from, listing the
-    differences, or if not all hosts see it."""
+    Create a work directory, or check that this recipe may resume in it -> (directory, its former recipe or None). The
+    first process decides for all. UserError that lists what differs, or if not all hosts see the directory."""
     directory = RunDirectory(options.workdir)
     before, about = from_first("--workdir", lambda: _start(directory, recipe, opened, options))
     gather("whether all hosts see --workdir", lambda: _check_shared(directory, about))
@@ -232,8 +231,7 @@ def _check_shared(directory: RunDirectory, about: str) -> None:
 
 
 def longer(options: Options, recipe: Recipe) -> Recipe:
-    """Return the recipe of a run that --extend makes longer, now or earlier: `recipe.extended`. UserError if there is
-    nothing to resume."""
+    """Return the recipe of a run that --extend makes longer, now or earlier. UserError without a checkpoint."""
     directory, setting = RunDirectory(options.workdir), f"--extend {options.extend}"
     done = max(directory.checkpoint_steps(), default=0)
     if not done:

@@ -190,8 +190,7 @@ def _traced(run: Run) -> Iterator[None]:
 
 
 class Meter:
-    """Collects the metrics of steps between two reports, without waiting for the devices.   stages: those of a phase,
-    by task."""
+    """Collects metrics between two reports, without waiting for the devices.   stages: of a phase, by task."""
 
     def __init__(self, run: Run, stages: Mapping[str, Stage], batches: Tasks):
         self.run, self.stages, self.batches = run, stages, batches

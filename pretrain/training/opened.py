@@ -1,7 +1,6 @@
 """Open a trained model: a run at one of its checkpoints, or a Hugging Face folder.
 
-The work directory of a run is only read, and the run may continue meanwhile: a checkpoint that it deletes after they
-were listed does not count as damaged.
+The work directory is only read, and the run may continue: a checkpoint that it deletes meanwhile is not damaged.
 """
 
 import hashlib

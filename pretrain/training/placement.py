@@ -161,8 +161,7 @@ def check_batches(recipe: Recipe, microbatches: int, shape: MeshShape) -> None:
 
 
 def stages(assembly: Assembly, mesh: Mesh, microbatches: int = 1) -> list[Stage]:
-    """Place each task of each phase on a mesh, without computing anything. UserError if the mesh or the recipe's
-    `frozen` does not fit the parameters."""
+    """Place each task of each phase on a mesh. UserError if the mesh or `frozen` does not fit the parameters."""
     shapes = parameter_shapes(assembly.recipe)
     check_frozen(assembly.recipe, shapes)
     sharded = parameter_shardings(all_parameters(assembly.recipe), shapes, mesh)

@@ -63,9 +63,8 @@ def run_on(
     evaluators: Callable | None = None,
     before: Placed | None = None,
 ) -> tuple[int, Placed]:
-    """Train a recipe on opened corpora -> (exit status, the placed recipe).   evaluators: replaces `Evaluators`, with
-    the same arguments.   before: the placed recipe of an earlier run in this process, whose programs are reused if they
-    are the same."""
+    """Train a recipe on opened corpora -> (exit status, the placed recipe).   evaluators: in place of `Evaluators`.
+    before: of an earlier run in this process, whose programs are reused if they are the same."""
     checked = _checked(recipe, corpora, options)
     _check_memory(checked)
     if before is not None and same_programs(before.assembly.recipe) == same_programs(checked):

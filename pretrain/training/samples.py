@@ -1,5 +1,4 @@
-"""Samples that each evaluation prints: of a held-out row, its masks filled, its text continued or its target
-generated."""
+"""Samples that each evaluation prints: a held-out row's masks filled, its text continued or its target generated."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -40,8 +40,7 @@ INIT_FROM = "--init-from"
 
 
 class InitialWeights(NamedTuple):
-    """Initial weights of a run, in this host's memory.   weights: None for random ones.   teachers: by name; {} on
-    resume."""
+    """Initial weights of a run, in this host's memory.   weights: None: random.   teachers: by name; {} on resume."""
 
     weights: Params | None
     teachers: Params
@@ -65,9 +64,8 @@ class Run(NamedTuple):
 
 
 class First(NamedTuple):
-    """The state to train from.   phase: that the state belongs to.   before: former recipe of the work directory, if
-    any.   origin: log line on where the state comes from.   renewed: log line on versions that differ from the last
-    start."""
+    """The state to train from.   phase: of the state.   before: former recipe of the work directory, if any.   origin,
+    renewed: log lines on where the state comes from, and on versions that differ from the last start."""
 
     state: TrainState
     phase: int

@@ -57,8 +57,8 @@ class Metrics(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Inputs of a train step that come from the recipe, so that one program serves all seeds, learning rates and
-    numbers of steps.   seed: u32[]."""
+    """Inputs of a train step from the recipe: one program serves all seeds, rates and numbers of steps.   seed:
+    u32[]."""
 
     seed: Array
     rate: Numbers
@@ -198,8 +198,7 @@ def accumulate(gradient: Callable, params: Params, rows, carry, carry_axes, micr
 
 
 def _cut(x: Array, axis: int, parts: int) -> Array:
-    """Split [.., batch, ..] -> [parts, .., batch / parts, ..]; each part takes every parts-th row, so rows do not
-    move."""
+    """Split [.., batch, ..] -> [parts, .., batch / parts, ..]; each part takes every parts-th row, in its place."""
     shape = (*x.shape[:axis], x.shape[axis] // parts, parts, *x.shape[axis + 1 :])
     return jnp.moveaxis(x.reshape(shape), axis + 1, 0)
 
