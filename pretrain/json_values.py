@@ -13,10 +13,14 @@ WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 
 
 def plain(kind, value):
-    """Convert a value with the annotation `kind` to what `json.dumps` takes."""
+    """Convert a value with the annotation `kind` to what `json.dumps` takes; fields that are empty by default are left
+    out while they are."""
     if dataclasses.is_dataclass(value):
-        hints = typing.get_type_hints(type(value))
-        fields = {name: plain(hints[name], getattr(value, name)) for name in _names(type(value))}
+        hints, fields = typing.get_type_hints(type(value)), {}
+        for field in dataclasses.fields(value):
+            given = getattr(value, field.name)
+            if given != field.default or given not in (None, (), ""):
+                fields[field.name] = plain(hints[field.name], given)
         return {KIND: type(value).__name__, **fields} if len(_classes(kind)) > 1 else fields
     if isinstance(value, tuple):
         return [plain(item_kind, item) for item_kind, item in zip(_of_items(kind, len(value)), value, strict=True)]

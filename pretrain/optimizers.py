@@ -77,13 +77,13 @@ def transformation(
     steps = {
         "adamw": lambda: [adam, decay],
         "lamb": lambda: [adam, decay, _scale_by_trust_ratio(table)],
-        "adagrad": lambda: [_scale_by_sums(optimizer.epsilon), decay],
+        "adagrad": lambda: [_if_finite(optax.scale_by_rss(0.1, optimizer.epsilon)), decay],
         "adafactor": lambda: [
             _scale_by_factored_squares(table, vocab_size),
             decay,
             _scale_by_size(table, vocab_size),
         ],
-        "lion": lambda: [_scale_by_signs(optimizer.b1, optimizer.b2), decay],
+        "lion": lambda: [_if_finite(optax.scale_by_lion(optimizer.b1, optimizer.b2)), decay],
         "stable-adamw": lambda: [_stabilise(optax.chain(adam, decay), optimizer, table, vocab_size)],
         "muon": lambda: [_scale_by_muon(adam, table, compute), decay],
     }
@@ -141,27 +141,14 @@ def _scale_by_adam(b1: float, b2: float, epsilon: float) -> optax.GradientTransf
     return optax.GradientTransformationExtraArgs(optax.scale_by_adam().init, update)
 
 
-def _scale_by_sums(epsilon: float) -> optax.GradientTransformationExtraArgs:
-    """Compute Adagrad's direction (Duchi et al. 2011, figure 1), with the state of `optax.scale_by_rss`."""
+def _if_finite(transformation: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Let a transformation of optax keep its state after an update that is not finite."""
 
-    def update(gradients: Params, state: optax.ScaleByRssState, params: Params, *, finite: Array | bool = True):
-        sums = jax.tree.map(lambda s, g: jnp.where(finite, s + jnp.square(g), s), state.sum_of_squares, gradients)
-        direction = jax.tree.map(lambda s, g: g * jax.lax.rsqrt(s + epsilon), sums, gradients)
-        return direction, optax.ScaleByRssState(sums)
+    def update(gradients: Params, state: Any, params: Params, *, finite: Array | bool = True):
+        directions, new = transformation.update(gradients, state)
+        return directions, jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)
 
-    return optax.GradientTransformationExtraArgs(optax.scale_by_rss(0.1).init, update)
-
-
-def _scale_by_signs(b1: float, b2: float) -> optax.GradientTransformationExtraArgs:
-    """Compute Lion's direction (Chen et al. 2023, algorithm 2), with the state of `optax.scale_by_lion`."""
-
-    def update(gradients: Params, state: optax.ScaleByLionState, params: Params, *, finite: Array | bool = True):
-        mean = lambda rate, m, g: rate * m + (1 - rate) * g
-        direction = jax.tree.map(lambda m, g: jnp.sign(mean(b1, m, g)), state.mu, gradients)
-        mu = jax.tree.map(lambda m, g: jnp.where(finite, mean(b2, m, g), m), state.mu, gradients)
-        return direction, optax.ScaleByLionState(state.count + jnp.where(finite, 1, 0), mu)
-
-    return optax.GradientTransformationExtraArgs(optax.scale_by_lion().init, update)
+    return optax.GradientTransformationExtraArgs(transformation.init, update)
 
 
 def _stabilise(

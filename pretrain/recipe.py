@@ -30,8 +30,7 @@ from pretrain.json_values import KIND, make, once, plain
 from pretrain.lora import Lora, with_products
 from pretrain.objectives.causal_language_model import CausalLanguageModel
 from pretrain.objectives.distillation import CausalDistillation, Distillation
-from pretrain.objectives.masked_language_model import MaskedLanguageModel, MaskedWithGlobals
-from pretrain.objectives.masked_units import MaskedUnits
+from pretrain.objectives.masked_language_model import MaskedLanguageModel, MaskedUnits, MaskedWithGlobals
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
 from pretrain.objectives.objective import Objective, Phase, Task, Teacher
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
@@ -356,21 +355,13 @@ def _check_model(config: Any, objective: Objective, asks: tuple[type | str, ...]
 
 
 def to_json(recipe: Recipe) -> str:
-    """Write a recipe as readable JSON, without fields that a phase does not set; `from_json` is the inverse."""
+    """Write a recipe as readable JSON; `from_json` is the inverse."""
     fields = plain(Recipe, recipe)
     phases = list(zip(recipe.phases, fields["phases"], strict=True))
-    tasks = [pair for phase, written in phases for pair in zip(phase.tasks, written["tasks"], strict=True)]
-    for part, written in [(recipe, fields), *phases, *tasks, *zip(recipe.teachers, fields["teachers"], strict=True)]:
+    tasks = [pair for phase, written in phases for pair in zip(phase.tasks, written.get("tasks", ()), strict=True)]
+    teachers = zip(recipe.teachers, fields.get("teachers", ()), strict=True)
+    for part, written in [(recipe, fields), *phases, *tasks, *teachers]:
         written |= {name: _tagged(name, value) for name in TAGGED if (value := getattr(part, name, None)) is not None}
-    for _, written in phases:
-        for name in ("objective", "optimizer", "schedule", "global_base", "frozen", "tasks", "rates"):
-            if not written[name]:
-                del written[name]
-    if recipe.schedule.steps is None:
-        del fields["schedule"]["steps"]
-    for name in ("teachers", "lora"):
-        if not fields[name]:
-            del fields[name]
     return json.dumps(fields, indent=2) + "\n"
 
 

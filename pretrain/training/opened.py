@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from data_pipelines.cloud import is_file, local_folder
@@ -23,7 +24,7 @@ from data_pipelines.tokenizers.made import Made
 from models.core import program as programs
 from models.core.parameters import Params, leaves, nest
 from models.families.registry import family_of, name_of
-from pretrain.huggingface.config import config_from, folders, heads_in_folder, is_listing
+from pretrain.huggingface.config import config_from, folders, heads_in_folder, listed_parts
 from pretrain.huggingface.load import load
 from pretrain.lora import merged
 from pretrain.objectives.objective import Objective, initialise
@@ -35,7 +36,7 @@ from pretrain.storage.checkpoints import NOT_READ, TrainState, load_frozen, newe
 from pretrain.storage.checkpoints import load as load_state
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.assembly import Assembly, in_phase, merge, optimizer_in
+from pretrain.training.assembly import Assembly, in_phase, merge, optimizer_in, same_training
 from pretrain.training.placement import Stage, any_task, load_of, place_on
 from tpu.mesh import device_memory, reading_mesh, row_mesh
 from tpu.rules import parameter_shardings
@@ -232,6 +233,43 @@ def open_model(
     return Opened(source, model, restored.whole, restored.mesh, tokenizer, directory.tokenizer, restored, ema=ema)
 
 
+def open_mean(source: Path, number: int, step: int | None = None, mesh: Mesh | None = None) -> Opened:
+    """Open a run with the mean of the parameters of its last `number` checkpoints, those up to `step` if given
+    (Vaswani et al. 2017, arXiv:1706.03762, section 6.1). Low-rank products are merged first; sums are float64.
+    UserError if fewer checkpoints are kept, one is damaged, or their phases do not train the same."""
+    directory = RunDirectory(source)
+    kept = [at for at in directory.checkpoint_steps() if step is None or at <= step]
+    steps = tuple(kept[-number:])
+    newest = open_model(source, steps[-1] if step is None and steps else step, mesh)
+    if newest.run is None:
+        raise UserError(
+            f"--average {number}: {source} is a Hugging Face folder, which has no checkpoints; leave it out"
+        )
+    if len(steps) < number:
+        raise UserError(
+            f"--average {number}: {source} has {len(kept)} checkpoints to average (of steps "
+            f"{', '.join(map(str, kept))}); give a smaller number, or train with a larger --keep"
+        )
+    for at in steps:
+        phase = phase_of(directory.checkpoints / str(at), newest.recipe)
+        if not _alike(newest.recipe, phase, newest.run.phase):
+            raise UserError(
+                f"--average {number}: phase {phase + 1}, of the checkpoint of step {at}, trains other parameters or "
+                f"tasks than phase {newest.run.phase + 1}, of step {steps[-1]}; give a smaller number"
+            )
+    total = jax.tree.map(lambda leaf: np.array(leaf, np.float64), newest.params)
+    for at in steps[:-1]:
+        jax.tree.map(lambda so_far, leaf: np.add(so_far, leaf, out=so_far), total, restore(directory, at, mesh).whole)
+    mean = jax.tree.map(lambda so_far, leaf: (so_far / number).astype(leaf.dtype), total, newest.params)
+    return newest._replace(params=mean, averaged=steps)
+
+
+def _alike(recipe: Recipe, one: int, other: int) -> bool:
+    """Return whether two phases train the same parameters by the same tasks."""
+    tasks = [tasks_of(recipe, recipe.phases[index]) for index in (one, other)]
+    return tasks[0] == tasks[1] and same_training(recipe, one, other)
+
+
 def best_steps(directory: RunDirectory, name: str) -> list[int]:
     """List the steps of evaluated checkpoints by ascending held-out loss, of a task by its name, or of the run by the
     name `loss`. UserError if none was evaluated."""
@@ -264,8 +302,8 @@ def identity_of(source: Path) -> str:
 
 
 def _is_hugging_face(directory: RunDirectory) -> bool:
-    found = is_listing(directory.path) or is_file(directory.path / "config.json")
-    return found and not is_file(directory.recipe)
+    found = listed_parts(directory.path) or is_file(directory.path / "config.json")
+    return bool(found) and not is_file(directory.recipe)
 
 
 def _read(source: Path, folder: Path, mesh: Mesh) -> Opened:

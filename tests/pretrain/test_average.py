@@ -22,8 +22,7 @@ from pretrain.storage.checkpoints import Checkpoints, verified
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import opened
 from pretrain.training.assembly import merge
-from pretrain.training.average import open_mean
-from pretrain.training.opened import open_model, restore
+from pretrain.training.opened import open_mean, open_model, restore
 from pretrain.training.run import run
 from tests.pretrain import tiny
 

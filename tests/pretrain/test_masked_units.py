@@ -8,7 +8,7 @@ import pytest
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.masking import Masking
-from pretrain.objectives.masked_units import MaskedUnits, UnitPhase
+from pretrain.objectives.masked_language_model import MaskedUnits, UnitPhase
 from pretrain.recipe import every_task, resolve
 from pretrain.recipes.registry import RECIPES
 from pretrain.training.data import check_data, training_batches

@@ -33,10 +33,9 @@ from pretrain.storage.journal import Journal, read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import run as runs
 from pretrain.training.assembly import assemble, initial_params, parameter_shapes, split_frozen
-from pretrain.training.average import open_mean
 from pretrain.training.data import check_data, phase_batches
 from pretrain.training.loop import _enter
-from pretrain.training.opened import open_model
+from pretrain.training.opened import open_mean, open_model
 from pretrain.training.placement import of_phase, place_given, stages
 from pretrain.training.run import run
 from pretrain.training.step import initial_state
