@@ -57,13 +57,9 @@ def parse_manifest(corpus: Path | str, content: bytes) -> dict:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"corpus {corpus}: manifest.json cannot be read ({error!r}); rerun prepare") from error
     if version != VERSION:
-        raise UserError(
-            f"corpus {corpus} has format version {version!r}, but this program reads {VERSION}; rerun prepare"
-        )
+        raise UserError(f"corpus {corpus} has format version {version!r}, this program reads {VERSION}; rerun prepare")
     if wrong:
-        raise UserError(
-            f"corpus {corpus}: manifest.json is not as prepare wrote it ({wrong}); copy it again or rerun prepare"
-        )
+        raise UserError(f"corpus {corpus}: manifest.json is not as prepare wrote it ({wrong}); copy it again")
     return manifest
 
 

@@ -305,7 +305,7 @@ def _check_tasks(phase: Phase, prefix: str) -> None:
     for task in phase.tasks:
         if not isinstance(phase, task.objective.phase):
             raise ValueError(
-                f"{prefix}tasks: {task.name} needs a {task.objective.phase.__name__}; put it first, or in its own phase"
+                f"{prefix}tasks: {task.name} needs a {task.objective.phase.__name__}; put it first, or elsewhere"
             )
 
 

@@ -155,9 +155,7 @@ def end_token(corpus: Corpus) -> int:
     """Return the token that ends a document: the special token 'eod', else 'sep'. Raises UserError without either."""
     if (end := text_end(corpus.special)) is not None:
         return end
-    raise UserError(
-        f"corpus {corpus.path} has no eod or sep token to end documents; prepare it with --end-of-text, which adds one"
-    )
+    raise UserError(f"corpus {corpus.path} has no eod or sep token to end documents; prepare it with --end-of-text")
 
 
 def counts_with_ends(corpus: Corpus, more: Sequence[int] = (), codes: bool = False) -> np.ndarray:

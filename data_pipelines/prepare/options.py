@@ -198,9 +198,7 @@ def values_of(options: Prepare) -> list[tuple[Value, ...]]:
         if options.code:
             raise UserError(f"--prefix {options.prefix}: --code also stands before documents; leave one of them out")
         if not any(value.prefix and value.kind == "label" for value in named):
-            raise UserError(
-                f"--prefix {options.prefix}: is not a label of --values; give --values {options.prefix}, without a kind"
-            )
+            raise UserError(f"--prefix {options.prefix}: is no label; give --values {options.prefix}, without a kind")
     field, known, sources = options.code_field, tuple(dict.fromkeys(options.code)), len(options.source)
     if field is not None and not known:
         raise UserError(f"--code-field {field}: needs --code; give --code for each code that occurs")

@@ -79,9 +79,7 @@ def planned(
     for where, annotations in annotators:
         for name, field in annotations.items():
             if fields.setdefault(check_name(name), field) != field:
-                raise UserError(
-                    f"{where}: field {name!r} differs from that of another source or step; prepare it by itself"
-                )
+                raise UserError(f"{where}: field {name!r} differs in another source or step; prepare it by itself")
     return fields
 
 

@@ -22,9 +22,7 @@ def added(made: Made, name: str, values: Iterable[str]) -> Made:
     tokens = {value: value if name == CODE else f"[{name}:{value}]" for value in values}
     for token in tokens.values() if name == CODE else ():
         if made.tokenizer.token_to_id(token) is not None:
-            raise UserError(
-                f"--code {token}: the trained tokenizer uses that token for texts; rename it, as in [{token}]"
-            )
+            raise UserError(f"--code {token}: the trained tokenizer has that token for texts; rename it, as [{token}]")
     made.tokenizer.add_special_tokens([*tokens.values()])
     roles = {role_of(name, value): made.tokenizer.token_to_id(token) for value, token in tokens.items()}
     return made._replace(special=made.special | roles)
@@ -38,9 +36,7 @@ def check_values(name: str, values: Mapping[str, int]) -> Mapping[str, int]:
             "label with fewer, such as a year or a class"
         )
     if strange := [value for value in values if not value.isprintable()]:
-        raise UserError(
-            f"--prefix {name}: {strange[0]!r} has characters that do not print, which a token must not have; change it"
-        )
+        raise UserError(f"--prefix {name}: {strange[0]!r} has characters that do not print; change it")
     return values
 
 

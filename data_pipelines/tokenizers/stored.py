@@ -37,7 +37,7 @@ def load(path: Path, cased: bool = False, keep_accents: bool = False) -> Made:
     except Exception as error:  # the library raises bare Exception
         reason = str(error).splitlines()[0]
         raise UserError(
-            f"--tokenizer {path} cannot be read ({reason}); give a vocab.txt, tokenizer.json or spiece.model"
+            f"--tokenizer {path} cannot be read ({reason}); give a vocab.txt, tokenizer.json, spiece.model"
         ) from error
     tokenizer.no_padding()  # both are settings of a model; a corpus keeps sentences as they are
     tokenizer.no_truncation()

@@ -179,9 +179,7 @@ def held_out_inputs(options: Eval, opened: "Opened", evaluators: "Evaluators") -
             asked = targets.of_corpus(evaluator.held_out, opened.tokenizer, evaluator.examples)
             inputs[place] = Inputs(asked, targets.make_prompts(asked, opened, [evaluator.objective], options.decoding))
     if not inputs:
-        raise UserError(
-            "--write: the run has no rows of input and target (objective.layout=input-target); use --source instead"
-        )
+        raise UserError("--write: the run has no rows of input and target (objective.layout); use --source instead")
     return inputs
 
 

@@ -95,9 +95,7 @@ def _check(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decodin
         named = f"a {name_of(model.config)} model with the heads {heads or 'none'}"
         raise UserError(f"{named} neither fills masks nor continues texts; use one of {', '.join(able)}")
     if cut := getattr(model, "clusters", ()):
-        raise UserError(
-            f"model.cutoffs={cut}: a model with an adaptive softmax cannot continue texts; train one without cutoffs"
-        )
+        raise UserError(f"model.cutoffs={cut}: an adaptive softmax cannot continue texts; train one without cutoffs")
     vocab_size, positions = model.config.vocab_size, getattr(model.config, "positions", math.inf)
     for field in "beams", "top_k":
         if (value := getattr(decoding, field)) > vocab_size:

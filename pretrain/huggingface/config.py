@@ -52,7 +52,7 @@ def config_from(source: str | Path, family: Family | None = None) -> Any:
         return make(family.config, nest(fields), "model.")
     except (ValueError, TypeError, UserError) as error:
         raise UserError(
-            f"{source}: config.json describes a model that cannot be built ({error}); give another folder"
+            f"{source}: config.json describes a model that cannot be built ({error}); give another"
         ) from error
 
 

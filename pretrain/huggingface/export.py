@@ -118,7 +118,7 @@ def export(
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise UserError(
-            f"export --to {folder}: cannot be written ({error.strerror or error}); give another folder"
+            f"export --to {folder}: cannot be written ({error.strerror or error}); use another folder"
         ) from error
 
 
@@ -197,9 +197,7 @@ def check_replaceable(folder: Path, run: str) -> None:
     if not inside:
         return
     if MARK not in inside:
-        raise UserError(
-            f"export --to {folder}: holds {inside[0]} but no {MARK}, so it is not an export; give a new folder"
-        )
+        raise UserError(f"export --to {folder}: holds {inside[0]} but no {MARK}: it is no export; give a new folder")
     mark = None
     with contextlib.suppress(ValueError):
         mark = json.loads((folder / MARK).read_bytes())

@@ -192,9 +192,7 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
     for target, source in model.tied.items():
         both = target in stored.found and source in stored.found
         if both and not np.array_equal(stored.read(target), stored.read(source)):
-            raise UserError(
-                f"{folder}: {target} differs from {source}, but this model ties them; give a folder of a tied model"
-            )
+            raise UserError(f"{folder}: {target} differs from {source}, but this model ties them; give a tied model")
     for name in model.zeros:
         if name in stored.found and stored.read(name).any():
             raise UserError(f"{folder}: {name} is not zero, which this model has no place for; give another folder")
@@ -203,9 +201,7 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
     if heads_anew:
         unexpected = [name for name in unexpected if name.startswith(model.prefix)]
     if unexpected:
-        raise UserError(
-            f"{folder}: has {listed(unexpected)}, which a {needed} does not have; give a folder of that class"
-        )
+        raise UserError(f"{folder}: has {listed(unexpected)}, which a {needed} lacks; give a folder of that class")
     check_heads(folder, missing, others, anew=True)
     return {name: tensor for name, tensor in wanted.items() if name not in missing}
 

@@ -189,9 +189,7 @@ def _check(match: Match, student: Any, teacher: Any) -> None:
     setting = f"objective.losses: {match.name}"
     for config in (student, teacher):
         if match.of != LOGITS and not (hasattr(config, "depth") and hasattr(config, "width")):
-            raise UserError(
-                f"{setting}: {type(config).__name__} has several encoders; use another model, as from the folder of one"
-            )
+            raise UserError(f"{setting}: {type(config).__name__} has several encoders; use the folder of one")
     if match.of not in (LOGITS, EMBEDDINGS):
         try:
             match.pairs(student.depth, teacher.depth)

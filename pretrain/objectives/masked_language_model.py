@@ -180,9 +180,7 @@ class MaskedUnits(MaskedLanguageModel):
     def __post_init__(self):
         super().__post_init__()
         if self.masking.unit != TOKEN:
-            raise ValueError(
-                f"objective.masking.unit={self.masking.unit!r}: each phase has its own; give phases.0.unit"
-            )
+            raise ValueError(f"objective.masking.unit={self.masking.unit!r}: each phase has its own, phases.0.unit")
 
     def rows(self, phase):
         return dataclasses.replace(super().rows(phase), masks=dataclasses.replace(self.masking, unit=phase.unit))

@@ -175,9 +175,7 @@ def newest_intact(
         raise UserError(f"checkpoint {folder / str(step)}: is damaged ({damaged[step]}); restore it from a copy")
     if damaged:
         reasons = "; ".join(f"step {s}: {reason}" for s, reason in damaged.items())
-        raise UserError(
-            f"{folder}: no checkpoint loads ({reasons}); restore the folder from a copy, or start in another --workdir"
-        )
+        raise UserError(f"{folder}: no checkpoint loads ({reasons}); restore a copy, or use another --workdir")
     return None, {}
 
 

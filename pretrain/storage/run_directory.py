@@ -235,9 +235,7 @@ def longer(options: Options, recipe: Recipe) -> Recipe:
     directory, setting = RunDirectory(options.workdir), f"--extend {options.extend}"
     done = max(directory.checkpoint_steps(), default=0)
     if not done:
-        raise UserError(
-            f"{setting}: {directory.path} has no checkpoint to resume; leave this out until you give a run more --steps"
-        )
+        raise UserError(f"{setting}: {directory.path} has no checkpoint to resume; leave this out")
     before, run = directory.read_recipe(), directory.read_run()
     if _identity(recipe, run["fingerprint"], run["init_from"]) != directory.identity():  # nor the extended recipe
         _check_same(directory, before, dataclasses.replace(recipe, steps=before.steps))

@@ -181,9 +181,7 @@ class Opened(NamedTuple):
     def check_decodes(self) -> None:
         """Raise UserError unless the model is a causal decoder."""
         if not isinstance(self.module, CausalDecoder):
-            raise UserError(
-                f"{self.source}: a {name_of(self.config)} model is not a causal decoder; use one, like gpt2"
-            )
+            raise UserError(f"{self.source}: a {name_of(self.config)} model is no causal decoder; use one, like gpt2")
 
     def warn_beyond_trained(self, length: int) -> None:
         """Warn if a text of this length, or an export, uses positions beyond the run's longest rows."""
@@ -242,9 +240,7 @@ def open_mean(source: Path, number: int, step: int | None = None, mesh: Mesh | N
     steps = tuple(kept[-number:])
     newest = open_model(source, steps[-1] if step is None and steps else step, mesh)
     if newest.run is None:
-        raise UserError(
-            f"--average {number}: {source} is a Hugging Face folder, which has no checkpoints; leave it out"
-        )
+        raise UserError(f"--average {number}: {source} is a Hugging Face folder without checkpoints; leave it out")
     if len(steps) < number:
         raise UserError(
             f"--average {number}: {source} has {len(kept)} checkpoints to average (of steps "
@@ -281,9 +277,7 @@ def best_steps(directory: RunDirectory, name: str) -> list[int]:
     if name not in ever:
         raise UserError(unknown(f"--best: {directory.path} has no evaluation of", name, ever))
     if name not in kept:
-        raise UserError(
-            f"--best {name}: no checkpoint of {directory.path} was evaluated; give --step with one of {steps}"
-        )
+        raise UserError(f"--best {name}: no checkpoint of {directory.path} was evaluated; give --step, of {steps}")
     if ever[name] != kept[name]:
         message = "--best %s: the lowest loss was at step %d, whose checkpoint was not kept (see --keep-best); "
         log.warning(message + "reading the best one kept, of step %d", name, ever[name], kept[name])

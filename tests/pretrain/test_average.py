@@ -45,7 +45,7 @@ def test_an_export_is_the_mean_of_the_last_checkpoints_and_names_them(uninterrup
     card = (to / "README.md").read_text()
     assert "the mean of the checkpoints of steps 4, 8, 12." in card and "after step 12, of the last checkpoint" in card
     assert open_mean(uninterrupted, 2, step=8).averaged == (4, 8)
-    with pytest.raises(UserError, match="--average 2: .* is a Hugging Face folder, which has no checkpoints"):
+    with pytest.raises(UserError, match="--average 2: .* is a Hugging Face folder without checkpoints"):
         open_mean(to, 2)
     assert main(["export", str(uninterrupted), "--to", str(to), "--average", "2", "--best", "loss"]) == 2
     assert "--average 2: cannot be combined with --best loss" in capsys.readouterr().err

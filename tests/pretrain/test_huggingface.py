@@ -331,7 +331,7 @@ def test_neither_another_run_s_export_nor_a_folder_that_looks_like_one_is_replac
         write("other")
     write("one")
     (folder / "export.json").unlink()  # as what somebody downloaded
-    with pytest.raises(UserError, match="out: holds config.json but no export.json, so it is not an export"):
+    with pytest.raises(UserError, match="out: holds config.json but no export.json: it is no export"):
         write("one")
     assert (folder / "model.safetensors").read_bytes() == before
 

@@ -308,7 +308,7 @@ def test_what_cannot_be_asked_is_one_line(file, gpt2_run, capsys, monkeypatch):
         ("--stop", "", "--score", "greedy"): "--stop: is given no value",
         ("--max-tokens", "31"): "--max-tokens 31: has no effect without --score greedy",
         ("--out", "s3://bucket/x.json"): "--out s3://bucket/x.json: give a local path",
-        ("--max-tokens", "64", "--score", "greedy"): "--max-tokens 64: the model has 64 positions; give 1 to 63",
+        ("--max-tokens", "64", "--score", "greedy"): "--max-tokens 64: the model has 64 positions; give fewer",
         ("--max-tokens", "62", "--score", "greedy"): "but only 2 fit; shorten it",
     }
     for more, said in mistakes.items():
@@ -317,4 +317,4 @@ def test_what_cannot_be_asked_is_one_line(file, gpt2_run, capsys, monkeypatch):
         assert said in err and err.count("\n") == 1
     monkeypatch.setattr(opened, "restore", lambda *_: Restored(assemble(tiny.bert()), 0, 0, {}, {}, None, []))
     assert main(arguments) == 2
-    assert "a bert model is not a causal decoder; use one, like gpt2" in capsys.readouterr().err
+    assert "a bert model is no causal decoder; use one, like gpt2" in capsys.readouterr().err
