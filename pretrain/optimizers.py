@@ -78,11 +78,7 @@ def transformation(
         "adamw": lambda: [adam, decay],
         "lamb": lambda: [adam, decay, _scale_by_trust_ratio(table)],
         "adagrad": lambda: [_if_finite(optax.scale_by_rss(0.1, optimizer.epsilon)), decay],
-        "adafactor": lambda: [
-            _scale_by_factored_squares(table, vocab_size),
-            decay,
-            _scale_by_size(table, vocab_size),
-        ],
+        "adafactor": lambda: [_scale_by_factored_squares(table, vocab_size), decay, _scale_by_size(table, vocab_size)],
         "lion": lambda: [_if_finite(optax.scale_by_lion(optimizer.b1, optimizer.b2)), decay],
         "stable-adamw": lambda: [_stabilise(optax.chain(adam, decay), optimizer, table, vocab_size)],
         "muon": lambda: [_scale_by_muon(adam, table, compute), decay],

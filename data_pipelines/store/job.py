@@ -51,11 +51,7 @@ def word_starts_of(encoder: Encoder) -> tuple[str, np.ndarray | None]:
 
 
 def planned(
-    sources: Sequence[Source],
-    vocab_size: int,
-    word_starts: str,
-    steps: Sequence[str] = (),
-    units: Sequence[str] = (),
+    sources: Sequence[Source], vocab_size: int, word_starts: str, steps: Sequence[str] = (), units: Sequence[str] = ()
 ) -> dict[str, Field]:
     """Return the fields of a corpus of these sources and text steps. Raises UserError if two of them define a field
     differently. word_starts: how the tokenizer's are kept. units: of --units."""

@@ -19,14 +19,7 @@ from models.families.registry import FAMILIES, family_of, name_of
 from pretrain.generation.loop import program
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.objective import inputs_of
-from pretrain.objectives.protocols import (
-    ClozeWriter,
-    Encoder,
-    EncoderDecoder,
-    Generator,
-    Remembering,
-    Writer,
-)
+from pretrain.objectives.protocols import ClozeWriter, Encoder, EncoderDecoder, Generator, Remembering, Writer
 from tpu.batches import on_host
 from tpu.mesh import mesh_shape, row_mesh
 

@@ -22,17 +22,7 @@ from models.core.inside import HIDDEN, PROJECTED, of_layers, states
 from models.core.ranges import NOT_NEGATIVE, check_ranges
 from models.families.registry import family_of
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
-from pretrain.objectives.matching import (
-    ATTENTION,
-    EMBEDDINGS,
-    LOGITS,
-    SCORES,
-    Match,
-    Side,
-    Tokens,
-    denominator,
-    total,
-)
+from pretrain.objectives.matching import ATTENTION, EMBEDDINGS, LOGITS, SCORES, Match, Side, Tokens, denominator, total
 from pretrain.objectives.next_token_prediction import NextTokenPrediction, softmax_terms
 from pretrain.objectives.objective import Batch, Bound, Moment, Objective, Term, inputs_of
 from pretrain.objectives.protocols import CausalDecoder, Encoder

@@ -197,11 +197,7 @@ class Opened(NamedTuple):
 
 
 def open_model(
-    source: Path,
-    step: int | None = None,
-    mesh: Mesh | None = None,
-    best_of: str | None = None,
-    ema: bool = False,
+    source: Path, step: int | None = None, mesh: Mesh | None = None, best_of: str | None = None, ema: bool = False
 ) -> Opened:
     """Open the model in a work directory, or in a Hugging Face folder written by `export` or transformers.
 

@@ -213,13 +213,7 @@ def place_given(stage: Stage) -> Given:
 
 
 def _stage(
-    assembly: Assembly,
-    index: int,
-    task: Task,
-    mesh: Mesh,
-    microbatches: int,
-    params: Params,
-    frozen: Params,
+    assembly: Assembly, index: int, task: Task, mesh: Mesh, microbatches: int, params: Params, frozen: Params
 ) -> Stage:
     recipe, phase, objective = assembly.recipe, assembly.recipe.phases[index], task.objective
     untrained = partial(unread, recipe, index)
