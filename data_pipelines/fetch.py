@@ -285,8 +285,7 @@ def copy_file(source: str, name: str, file: dict, path: Path, suffix: str) -> No
             advance(len(block))
     if file["sha256"] != hashed.hexdigest():
         raise UserError(
-            f"--corpus {source}: the content of {name} is not what prepare wrote (its hash differs); "
-            "copy the corpus to the bucket again"
+            f"--corpus {source}: {name} is not what prepare wrote (its hash differs); copy the corpus there again"
         )
     put(new, path)
 
@@ -315,10 +314,7 @@ def _block(source: str, name: str, size: int, start: int, end: int) -> bytes:
     if len(block) == end - start:
         return block
     if (found := filesystem(path).info(path)["size"]) != size:
-        raise UserError(
-            f"--corpus {source}: {name} has {found} bytes, the manifest says {size}; "
-            "copy the corpus to the bucket again"
-        )
+        raise UserError(f"--corpus {source}: {name} has {found} bytes, not {size}; copy the corpus there again")
     raise Cut(f"{len(block)} of {end - start} bytes arrived")
 
 

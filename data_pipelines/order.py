@@ -41,10 +41,7 @@ class Order:
     def check(self, name: str, batch_size: int) -> None:
         """Raise UserError if the lanes do not divide the batch size that the setting `name` gives."""
         if batch_size % self.lanes:
-            raise UserError(
-                f"{name}={batch_size} is not a multiple of order.lanes={self.lanes}: every lane has equally many rows; "
-                "change one of them"
-            )
+            raise UserError(f"{name}={batch_size} is not a multiple of order.lanes={self.lanes}: change one")
 
 
 ONE_LANE = Order()

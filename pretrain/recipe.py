@@ -129,8 +129,7 @@ def extended(recipe: Recipe, done: int, steps: int, kind: str) -> Recipe:
     last, begins = recipe.phases[-1], [0, *boundaries(recipe)]
     if phase_after(recipe, done) + 1 < len(recipe.phases):
         raise UserError(
-            f"--extend {kind}: the last phase begins at step {begins[-2]}, and only {done} are done; train until it "
-            "begins, or leave this out"
+            f"--extend {kind}: the last phase begins at step {begins[-2]}, and only {done} are done; train until then"
         )
     schedule = last.schedule or recipe.schedule
     rate, lowest = max(rate_after(recipe, done - 1), LEAST * schedule.peak), schedule.final * schedule.peak
@@ -165,10 +164,7 @@ def model_in(recipe: Recipe, index: int) -> Any:
     if phase.global_base is None:
         return model
     if not hasattr(model, "global_base"):
-        raise ValueError(
-            f"phases.{index}.global_base={phase.global_base}: {type(model).__name__} has no rotary positions; leave it "
-            "out"
-        )
+        raise ValueError(f"phases.{index}.global_base={phase.global_base}: {type(model).__name__} has no rotary base")
     try:
         return dataclasses.replace(model, global_base=phase.global_base)
     except ValueError as error:
@@ -283,10 +279,7 @@ def _check_task(recipe: Recipe, index: int, phase: Phase, objective: Objective) 
         longest = getattr(config, "positions", math.inf)  # no limit for a bag of words
         for field in ("length", "target_length"):
             if (length := getattr(phase, field, 0)) > longest:
-                raise UserError(
-                    f"phases.{index}.{field}={length}: exceeds {setting}.positions={longest}; lower the length or "
-                    "raise the positions"
-                )
+                raise UserError(f"phases.{index}.{field}={length}: exceeds {setting}.positions={longest}; lower it")
         check_pattern(config, phase.length, f"phases.{index}.length={phase.length}", setting)
         _check_model(config, objective, asks, phase)
 
@@ -304,9 +297,7 @@ def _check_tasks(phase: Phase, prefix: str) -> None:
         raise ValueError(f"{prefix}objective: has no effect with tasks; leave one of them out")
     for task in phase.tasks:
         if not isinstance(phase, task.objective.phase):
-            raise ValueError(
-                f"{prefix}tasks: {task.name} needs a {task.objective.phase.__name__}; put it first, or elsewhere"
-            )
+            raise ValueError(f"{prefix}tasks: {task.name} needs a {task.objective.phase.__name__}; put it first")
 
 
 def rows_of(objective: Objective, phase: Phase, prefix: str) -> Layout:

@@ -55,8 +55,7 @@ class Noises:
             raise UserError("objective.noises.delete=1.0: leaves no input; use a share below 1")
         if self.infill + self.mask + self.delete > 1:
             raise UserError(
-                f"objective.noises.infill={self.infill}, mask={self.mask} and delete={self.delete}: "
-                "must add up to at most 1"
+                f"objective.noises.infill={self.infill}, mask={self.mask}, delete={self.delete}: more than 1 together"
             )
         if not any(share for name, share in shares.items() if name != "random"):
             raise UserError("objective.noises: all are 0, so that inputs are targets; set at least one above 0")
@@ -101,8 +100,7 @@ class Denoising(Framed):
         super().__post_init__()
         if self.target_length != self.length:
             raise UserError(
-                f"target_length={self.target_length}: the target is the whole text of the input; set it to "
-                f"length={self.length}"
+                f"target_length={self.target_length}: targets are inputs without noise; set it to {self.length}"
             )
 
     def room(self, special: Mapping[str, int]) -> int:

@@ -56,22 +56,18 @@ class Masking:
             raise UserError(f"objective.masking.rate={self.rate}: must be above 0 and at most 1 (BERT: 0.15)")
         if not (0 <= self.mask <= 1 and 0 <= self.random <= 1 and self.mask + self.random <= 1):
             raise UserError(
-                f"objective.masking.mask={self.mask} and random={self.random}: must be at least 0 "
-                "and add up to at most 1 (BERT: 0.8 and 0.1)"
+                f"objective.masking.mask={self.mask}, random={self.random}: must be at least 0 and at most 1 together"
             )
         if self.ngrams and not (min(self.ngrams) >= 0 and 0 < sum(self.ngrams) < inf):
             raise UserError(
-                f"objective.masking.ngrams={self.ngrams}: must be weights of at least 0 with a sum above 0 "
-                "(ALBERT: 1 0.5 0.3333)"
+                f"objective.masking.ngrams={self.ngrams}: must be at least 0 with a sum above 0 (ALBERT: 1 0.5 0.3333)"
             )
         if self.fate not in FATES:
             raise UserError(f"objective.masking.fate={self.fate!r}: use one of {', '.join(FATES)}")
         if self.similar and self.fate != "unit":
             raise UserError(f"objective.masking.similar=True with fate={self.fate!r}: these are units; use fate='unit'")
         if not 0 <= self.copies < 2**31:
-            raise UserError(
-                f"objective.masking.copies={self.copies}: must be from 0 (always new) to 2**31 - 1 (BERT: 10)"
-            )
+            raise UserError(f"objective.masking.copies={self.copies}: must be from 0 to 2**31 - 1 (BERT: 10)")
 
 
 class SpecialTokens(NamedTuple):
@@ -145,8 +141,7 @@ class MaskedRows(RowLayout):
             )
         if self.masks.similar and not has_similar_words(corpus):
             raise UserError(
-                f"objective.masking.similar=True: corpus {corpus.path} has no similar words; prepare it with "
-                "--similar-words FILE"
+                f"objective.masking.similar=True: corpus {corpus.path} has no such words; prepare with --similar-words"
             )
 
     def masked(

@@ -134,8 +134,7 @@ def new(
                 fresh.append(piece)
             elif _version(piece) not in file.values():
                 raise UserError(
-                    f"--append: {printable(piece.path)} has changed since it was added, and its text would be stored "
-                    "twice; give only new files"
+                    f"--append: {printable(piece.path)} has changed since it was added; give only new files"
                 )
             elif codes not in file:
                 raise UserError(

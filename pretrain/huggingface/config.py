@@ -39,8 +39,7 @@ def config_from(source: str | Path, family: Family | None = None) -> Any:
         for path, value in _values(folder, family.hf[part]).items():
             if values.setdefault(path, value) != value:
                 raise UserError(
-                    f"{source}: model.{path} is {values[path]} in one part and {value} in {folder}; "
-                    "give the parts of one model"
+                    f"{source}: model.{path} is {values[path]} in one part, {value} in {folder}; give another"
                 )
     default = family.config()
     fields = dict(leaves(plain(family.config, default)))
@@ -95,8 +94,7 @@ def check_class(setting: str, config) -> None:
     """Raise UserError if this config's family cannot be stored as a Hugging Face folder."""
     if not family_of(config).hf:
         raise UserError(
-            f"{setting}: {name_of(config)} models cannot be stored as a Hugging Face folder; "
-            "read weights from the run itself, --init-from RUN"
+            f"{setting}: {name_of(config)} models have no Hugging Face class; give --init-from the run itself"
         )
 
 
@@ -142,10 +140,7 @@ def _values(folder: Path, model: HuggingFace) -> dict[str, Any]:
             raise UserError(f"{folder}: config.json has {name}={fields.get(name)!r}, but needs {value!r}; give another")
     for name, value in model.assumed.items():
         if (actual := fields.get(name, value)) != value:
-            raise UserError(
-                f"{folder}: config.json has {name}={actual!r}, which this family does not support; "
-                f"give a model with {value!r}"
-            )
+            raise UserError(f"{folder}: config.json has {name}={actual!r}, but needs {value!r}; give another")
     known, values, missing = {**model.fields, **model.settings}, {}, []
     for name, place in known.items():
         path, read = place[::2] if isinstance(place, Converter) else (place, operator.itemgetter(name))
@@ -158,8 +153,7 @@ def _values(folder: Path, model: HuggingFace) -> dict[str, Any]:
             raise UserError(f"{folder}: config.json has {name}={fields.get(name)!r}; give another folder") from None
         if values.setdefault(path, value) != value:
             raise UserError(
-                f"{folder}: config.json has {name}={value!r}, but {values[path]!r} in another field for the same "
-                f"model.{path}; give both one value"
+                f"{folder}: config.json has {name}={value!r}, but model.{path}={values[path]!r} elsewhere; mend it"
             )
     if missing:
         raise UserError(f"{folder}: config.json lacks {', '.join(dict.fromkeys(missing))}; add the model's values")

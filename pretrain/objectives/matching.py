@@ -108,8 +108,7 @@ class Match:
         for one, other in found:
             if not (1 <= one <= student and 1 <= other <= teacher):
                 raise ValueError(
-                    f"layers={self.layers}: pairs layer {one} with {other}, but the student has {student} and the "
-                    f"teacher {teacher}; give other pairs"
+                    f"layers={self.layers}: pairs {one} with {other}, but there are {student} and {teacher} layers"
                 )
         return found
 

@@ -74,8 +74,7 @@ class SequenceToSequence(Objective):
     def check(self, model_config, corpus, phase):
         if self.layout not in FRAMED and start_of(model_config) == start_token(corpus.special, END):
             raise UserError(
-                f"objective.layout={self.layout}: this model starts targets with the end token; use "
-                f"{' or '.join(FRAMED)}"
+                f"objective.layout={self.layout}: this model starts with the end token; use {' or '.join(FRAMED)}"
             )
         check_start(model_config, corpus, self.start)
 
@@ -129,8 +128,7 @@ def check_start(model_config: Any, corpus: Corpus, start: str | None = None) -> 
     if start is not None and token != named[start]:
         right = next(name for name in named if named[name] == token)
         raise UserError(
-            f"objective.start={start}: targets would follow token {named[start]}, but the model starts them with "
-            f"{token}; set it to {right}"
+            f"objective.start={start}: is token {named[start]}, but the model starts with {token}; set it to {right}"
         )
 
 

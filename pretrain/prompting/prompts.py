@@ -168,10 +168,7 @@ class Prompter:
         if shots and self.delimiter is not None:
             raise UserError(f"--shots {shots}: the run was trained on rows of one input and its target; give --shots 0")
         if shots >= len(self.examples):
-            raise UserError(
-                f"--shots {shots}: besides the question --examples has {len(self.examples) - 1}; "
-                "give fewer shots or more examples"
-            )
+            raise UserError(f"--shots {shots}: besides the question there are {len(self.examples) - 1}; give fewer")
         if shots and not self.keeps(unescaped(self.template.between)):
             raise UserError(
                 f"--between '{self.template.between}': the run's tokenizer drops it, nothing would separate examples; "

@@ -354,10 +354,7 @@ def _check_same(directory: RunDirectory, before: Recipe, recipe: Recipe, extendi
 def _check_steps(directory: RunDirectory, recipe: Recipe) -> None:
     done = max(directory.checkpoint_steps(), default=0)
     if recipe.steps < done:
-        raise UserError(
-            f"--steps {recipe.steps}: {directory.path} has already done {done}; give {done} or more, "
-            "or use another --workdir"
-        )
+        raise UserError(f"--steps {recipe.steps}: {directory.path} has already done {done}; give {done} or more")
 
 
 def flat(tree, prefix: str = "") -> dict:

@@ -124,8 +124,7 @@ def check_sparse(recipe: Recipe, index: int, optimizer: Optimizer, table: Sequen
             continue
         if optimizer.ema:
             raise UserError(
-                f"optimizer.ema={optimizer.ema}: needs all of {parameter.path} in each step, which reads only some "
-                "rows; set it to 0, or freeze it"
+                f"optimizer.ema={optimizer.ema}: a step reads not all of {parameter.path}; set it to 0, or freeze that"
             )
         if optimizer.name in ("lamb", "adafactor", "stable-adamw"):
             raise UserError(

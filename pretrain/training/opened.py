@@ -215,8 +215,7 @@ def open_model(
             return _read(directory.path, folder, mesh or row_mesh(jax.local_devices(), []))
     if not is_file(directory.recipe):
         raise UserError(
-            f"{source}: is neither a run (no recipe.json) nor a Hugging Face folder (no config.json); make a run with "
-            "`python -m pretrain run`"
+            f"{source}: is neither a run (no recipe.json) nor a Hugging Face folder (no config.json); give one"
         )
     if best_of is not None and step is not None:
         raise UserError(f"--best {best_of}: cannot be combined with --step {step}; leave one of them out")

@@ -54,10 +54,7 @@ def separators(opened: Opened, objectives: Sequence[Objective]) -> list[int]:
     if isinstance(opened.module, EncoderDecoder):
         if (end := text_end(special)) is not None:
             return [end]
-        raise UserError(
-            f"{opened.source}: its tokenizer has no eod or sep token to end inputs with; use a tokenizer that has </s> "
-            "or <sep>"
-        )
+        raise UserError(f"{opened.source}: its tokenizer has no eod or sep token to end inputs with; use one with </s>")
     delimiters = (delimiter(objective, special) for objective in objectives)
     return [token for token in delimiters if token is not None][:1]
 

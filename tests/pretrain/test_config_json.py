@@ -43,15 +43,15 @@ def _said(tmp_path, family, **changes):
 @pytest.mark.parametrize(
     ("family", "changes", "said"),
     [
-        ("ctrl", {"layer_norm_epsilon": 0.1}, "layer_norm_epsilon=0.1, which this family does not support"),
-        ("xlnet", {"bi_data": True}, "bi_data=True, which this family does not support"),
+        ("ctrl", {"layer_norm_epsilon": 0.1}, "layer_norm_epsilon=0.1, but needs 1e-06"),
+        ("xlnet", {"bi_data": True}, "bi_data=True, but needs False"),
         ("albert", {"inner_group_num": 2}, "config.json has inner_group_num=2, but needs 1"),
         ("albert", {"num_hidden_groups": LACKING}, "config.json lacks num_hidden_groups; add"),  # once, for two fields
-        ("albert", {"position_embedding_type": "relative_key"}, "which this family does not support"),
+        ("albert", {"position_embedding_type": "relative_key"}, "='relative_key', but needs 'absolute'"),
         ("bigbird", {"attention_type": "other"}, "model.pattern.name='other': use one of"),
-        ("distilbert", {"sinusoidal_pos_embds": True}, "sinusoidal_pos_embds=True, which this family does not support"),
+        ("distilbert", {"sinusoidal_pos_embds": True}, "sinusoidal_pos_embds=True, but needs False"),
         ("gpt", {"afn": "silu"}, "model.activation='silu': use one of .*; give another folder"),
-        ("gpt2", {"embd_pdrop": 0.3, "resid_pdrop": 0.0}, "resid_pdrop=0.0, but 0.3 in another field .* model.dropout"),
+        ("gpt2", {"embd_pdrop": 0.3, "resid_pdrop": 0.0}, "resid_pdrop=0.0, but model.dropout=0.3 elsewhere"),
         ("longformer", {"attention_window": None}, "windows.0=None: must be a whole number"),
         ("longformer", {"attention_window": 7}, r"model.pattern.windows=\[7\]: must be even"),
         ("longformer", {"attention_window": [2, 2, 2]}, "one for all layers, or one for each of the 2; there are 3"),

@@ -164,8 +164,6 @@ def test_sources_that_do_not_exist_or_are_incomplete(exported, configs, tokenize
 
 def test_exporting_a_model_without_a_form_for_it_is_an_error(tokenizer_path, tmp_path, monkeypatch):
     toys.register(monkeypatch)
-    with pytest.raises(
-        UserError, match="bag models cannot be stored as a Hugging Face folder; read weights from the run"
-    ):
+    with pytest.raises(UserError, match="bag models have no Hugging Face class; give --init-from the run"):
         export({}, toys.BagConfig(), tokenizer_path, tmp_path / "there")
     assert not (tmp_path / "there").exists()

@@ -186,7 +186,7 @@ def test_shots_without_room_are_left_out_whole_from_the_front_alike_for_all_choi
         assert [text.tokens.tolist() for text in prompt.texts] == [text.tokens.tolist() for text in expected]
     with pytest.raises(UserError, match=r"line 2: takes \d+ tokens without any shot, but only 3 fit; shorten it"):
         prompter(file({"input": "a", "target": "b"}, QUESTIONS[0]), gpt2_run, 3)(0, 0, True)
-    with pytest.raises(UserError, match="--shots 4: besides the question .* has 3; give fewer"):
+    with pytest.raises(UserError, match="--shots 4: besides the question there are 3; give fewer"):
         prompter(file(*QUESTIONS), gpt2_run)(4, 0, True)
 
 

@@ -136,7 +136,7 @@ def test_a_phase_gives_the_models_rotary_positions_their_base(corpus_path, tmp_p
     assert resumed == losses["both"]
     assert from_json(to_json(staged(*phases))) == staged(*phases)
     for recipe, said in (
-        (tiny.bert(phases=phases[:1] * 2), "phases.0.global_base=10.0: BertConfig has no rotary positions; leave it"),
+        (tiny.bert(phases=phases[:1] * 2), "phases.0.global_base=10.0: BertConfig has no rotary base"),
         (
             staged(*phases[1:] * 1, dataclasses.replace(phases[0], global_base=-1.0)),
             "phases.1.global_base=-1.0: must be above 0",
