@@ -146,10 +146,7 @@ class SentenceGlobals(PackedSentences):
     def __post_init__(self):
         super().__post_init__()
         if not 1 <= self.globals <= self.length:
-            raise UserError(
-                f"globals={self.globals} with length={self.length}: must be from 1 to {self.length}, since "
-                "each summarises a sentence of the row (BigBird: 256 for 4096)"
-            )
+            raise UserError(f"globals={self.globals} with length={self.length}: must be from 1 to {self.length}")
 
     @property
     def spec(self) -> dict[str, Feature]:

@@ -78,7 +78,8 @@ def main(arguments: Sequence[str]) -> int:
     if len(masked) > 1:
         raise UserError("prompts with a [MASK] are filled, and after others a text is written: give only one kind")
     if fills(opened.module) and masked != {False}:
-        if useless := _for_texts_only(options):
+        useless = [*changed(options.decoding), *changed(options, but=(*OF_FILLINGS, "decoding", "steering"))]
+        if useless := [*useless, *changed(options.steering, "--steering.")]:
             raise UserError(f"{', '.join(useless)}: no effect on a model that fills masks; leave them out")
         _print_fillings(options, opened, prompts)
     else:
@@ -107,19 +108,13 @@ def _prompts(options: Generate, has_option: bool) -> list[str]:
     return prompts
 
 
-def _for_texts_only(options: Generate) -> list[str]:
-    """List the options that differ from their defaults and only apply to generating texts."""
-    others = changed(options, but=(*OF_FILLINGS, "decoding", "steering"))
-    return [*changed(options.decoding), *others, *changed(options.steering, "--steering.")]
-
-
 def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> None:
+    """Print the texts that a decoder or encoder-decoder generates."""
     from pretrain.generation.decoding import generate
     from pretrain.objectives.protocols import EncoderDecoder
     from pretrain.training import targets
     from tpu.mesh import divided_by
 
-    """Print the texts that a decoder or encoder-decoder generates."""
     made, has_encoder = opened.tokenizer, isinstance(opened.module, EncoderDecoder)
     marks = sentinels(made)
     stops = [unescaped(written) for written in options.stop]

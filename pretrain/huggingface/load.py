@@ -7,7 +7,6 @@ repeated; embeddings of further tokens start as the mean of the source's.
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -175,7 +174,6 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
         if name in stored.found or name not in spared
     }
     known = {row.hf[part].name for row in family_of(config).every_parameter(config) if part in row.hf}
-    _check_layers(stored, wanted, known, config, part)
     needed = architecture(config, part, params) or f"model with {', '.join(heads_in(config, params))}"
     missing = [name for name in wanted if name not in stored.found]
     named = {head.name for head in family_of(config).heads}
@@ -204,30 +202,6 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
         raise UserError(f"{folder}: has {listed(unexpected)}, which a {needed} lacks; give a folder of that class")
     check_heads(folder, missing, others, anew=True)
     return {name: tensor for name, tensor in wanted.items() if name not in missing}
-
-
-def _check_layers(stored: _Tensors, wanted: Collection[str], known: Collection[str], config, part: str) -> None:
-    """Raise UserError if a part's tensors have another number of layers than its config.json says.   wanted: tensors by
-    config.json.   known: names of all tensors, with {layer}."""
-    before = {name.partition("{layer}")[0] for name in known if "{layer}" in name}
-
-    def layers(names: Collection[str]) -> set[str]:
-        return {
-            start + name.removeprefix(start).partition(".")[0]
-            for name in names
-            for start in before
-            if name.startswith(start)
-        }
-
-    needed, present = layers(wanted), layers(stored.found)
-    if not present or needed == present:
-        return
-    paths = {name: getattr(place, "path", place) for name, place in family_of(config).hf[part].fields.items()}
-    depths = {name: attrgetter(path)(config) for name, path in paths.items() if path.endswith("depth")}
-    fields = ", ".join(f"{name}={depth}" for name, depth in depths.items())
-    has = f"no {listed(needed - present)}" if needed - present else f"also {listed(present - needed)}"
-    cure = "correct config.json, or copy the folder again"
-    raise UserError(f"{stored.folder}: config.json has {fields}, but the weights have {has}; {cure}")
 
 
 def counterparts(source, target) -> dict[str, str]:

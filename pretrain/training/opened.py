@@ -241,24 +241,20 @@ def open_mean(source: Path, number: int, step: int | None = None, mesh: Mesh | N
             f"--average {number}: {source} has {len(kept)} checkpoints to average (of steps "
             f"{', '.join(map(str, kept))}); give a smaller number, or train with a larger --keep"
         )
+    recipe, last = newest.recipe, newest.run.phase
     for at in steps:
-        phase = phase_of(directory.checkpoints / str(at), newest.recipe)
-        if not _alike(newest.recipe, phase, newest.run.phase):
+        phase = phase_of(directory.checkpoints / str(at), recipe)
+        same_tasks = tasks_of(recipe, recipe.phases[phase]) == tasks_of(recipe, recipe.phases[last])
+        if not (same_tasks and same_training(recipe, phase, last)):
             raise UserError(
                 f"--average {number}: phase {phase + 1}, of the checkpoint of step {at}, trains other parameters or "
-                f"tasks than phase {newest.run.phase + 1}, of step {steps[-1]}; give a smaller number"
+                f"tasks than phase {last + 1}, of step {steps[-1]}; give a smaller number"
             )
     total = jax.tree.map(lambda leaf: np.array(leaf, np.float64), newest.params)
     for at in steps[:-1]:
         jax.tree.map(lambda so_far, leaf: np.add(so_far, leaf, out=so_far), total, restore(directory, at, mesh).whole)
     mean = jax.tree.map(lambda so_far, leaf: (so_far / number).astype(leaf.dtype), total, newest.params)
     return newest._replace(params=mean, averaged=steps)
-
-
-def _alike(recipe: Recipe, one: int, other: int) -> bool:
-    """Return whether two phases train the same parameters by the same tasks."""
-    tasks = [tasks_of(recipe, recipe.phases[index]) for index in (one, other)]
-    return tasks[0] == tasks[1] and same_training(recipe, one, other)
 
 
 def best_steps(directory: RunDirectory, name: str) -> list[int]:

@@ -96,14 +96,10 @@ def start(
             arguments = (directory, int(state.step), recipe.steps, options.track)
             journal = open_journal(*arguments) if is_first() else Journal()  # the first process writes for all
             with closing(journal), warnings.going_to(journal):
-                evaluations.update(from_first("evaluations", lambda: _measured(recipe, directory)))
+                measured = lambda: [(one["step"], losses(recipe, one)) for one in read_metrics(directory, "eval")]
+                evaluations.update(from_first("evaluations", measured))
                 fixed = (recipe, corpora, options, directory, checkpoints, journal, placed.mesh, frozen, placed.stages)
                 yield Run(*fixed, evaluations, stop, evaluators), First(state, phase, before, origin, renewed)
-
-
-def _measured(recipe: Recipe, directory: RunDirectory) -> list[tuple[int, dict[str, float]]]:
-    """Read (step, losses) of the evaluations so far."""
-    return [(figures["step"], losses(recipe, figures)) for figures in read_metrics(directory, "eval")]
 
 
 def random_origin(recipe: Recipe) -> str:
