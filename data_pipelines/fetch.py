@@ -284,9 +284,7 @@ def copy_file(source: str, name: str, file: dict, path: Path, suffix: str) -> No
             stream.write(block)
             advance(len(block))
     if file["sha256"] != hashed.hexdigest():
-        raise UserError(
-            f"--corpus {source}: {name} is not what prepare wrote (its hash differs); copy the corpus there again"
-        )
+        raise UserError(f"--corpus {source}: {name} is not what prepare wrote (its hash differs); copy it there again")
     put(new, path)
 
 

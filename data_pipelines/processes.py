@@ -41,7 +41,7 @@ def pool(processes: int) -> Iterator[Executor]:
         yield executor
     except BrokenProcessPool as error:
         raise UserError(
-            f"--processes {processes}: a worker was killed, as when memory runs out; use fewer; {AGAIN}"
+            f"--processes {processes}: a worker was killed, maybe for memory; use fewer; {AGAIN}"
         ) from error
     except BaseException:
         for process in list(executor._processes.values()):  # they may still need minutes

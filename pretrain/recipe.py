@@ -128,9 +128,7 @@ def extended(recipe: Recipe, done: int, steps: int, kind: str) -> Recipe:
     x peak or more: at 0 a run would learn nothing. UserError if the last phase has not begun."""
     last, begins = recipe.phases[-1], [0, *boundaries(recipe)]
     if phase_after(recipe, done) + 1 < len(recipe.phases):
-        raise UserError(
-            f"--extend {kind}: the last phase begins at step {begins[-2]}, and only {done} are done; train until then"
-        )
+        raise UserError(f"--extend {kind}: the last phase begins at step {begins[-2]}, only {done} are done; train on")
     schedule = last.schedule or recipe.schedule
     rate, lowest = max(rate_after(recipe, done - 1), LEAST * schedule.peak), schedule.final * schedule.peak
     name = {"constant": "constant", "decay": "linear"}[kind]

@@ -55,7 +55,7 @@ class Noises:
             raise UserError("objective.noises.delete=1.0: leaves no input; use a share below 1")
         if self.infill + self.mask + self.delete > 1:
             raise UserError(
-                f"objective.noises.infill={self.infill}, mask={self.mask}, delete={self.delete}: more than 1 together"
+                f"objective.noises: infill + mask + delete is {self.infill + self.mask + self.delete:g}, above 1"
             )
         if not any(share for name, share in shares.items() if name != "random"):
             raise UserError("objective.noises: all are 0, so that inputs are targets; set at least one above 0")
@@ -99,9 +99,7 @@ class Denoising(Framed):
     def __post_init__(self):
         super().__post_init__()
         if self.target_length != self.length:
-            raise UserError(
-                f"target_length={self.target_length}: targets are inputs without noise; set it to {self.length}"
-            )
+            raise UserError(f"target_length={self.target_length}: must be that of inputs; set it to {self.length}")
 
     def room(self, special: Mapping[str, int]) -> int:
         """Return the most tokens of text in a row."""

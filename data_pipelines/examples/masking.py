@@ -55,12 +55,10 @@ class Masking:
         if not 0 < self.rate <= 1:
             raise UserError(f"objective.masking.rate={self.rate}: must be above 0 and at most 1 (BERT: 0.15)")
         if not (0 <= self.mask <= 1 and 0 <= self.random <= 1 and self.mask + self.random <= 1):
-            raise UserError(
-                f"objective.masking.mask={self.mask}, random={self.random}: must be at least 0 and at most 1 together"
-            )
+            raise UserError(f"objective.masking.mask={self.mask}, random={self.random}: must be shares of a whole")
         if self.ngrams and not (min(self.ngrams) >= 0 and 0 < sum(self.ngrams) < inf):
             raise UserError(
-                f"objective.masking.ngrams={self.ngrams}: must be at least 0 with a sum above 0 (ALBERT: 1 0.5 0.3333)"
+                f"objective.masking.ngrams={self.ngrams}: must be weights, not all 0 (ALBERT: 1 0.5 0.3333)"
             )
         if self.fate not in FATES:
             raise UserError(f"objective.masking.fate={self.fate!r}: use one of {', '.join(FATES)}")
@@ -141,7 +139,7 @@ class MaskedRows(RowLayout):
             )
         if self.masks.similar and not has_similar_words(corpus):
             raise UserError(
-                f"objective.masking.similar=True: corpus {corpus.path} has no such words; prepare with --similar-words"
+                f"objective.masking.similar=True: corpus {corpus.path} has none; prepare with --similar-words"
             )
 
     def masked(

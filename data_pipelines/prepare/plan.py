@@ -133,9 +133,7 @@ def new(
             if file is None:
                 fresh.append(piece)
             elif _version(piece) not in file.values():
-                raise UserError(
-                    f"--append: {printable(piece.path)} has changed since it was added; give only new files"
-                )
+                raise UserError(f"--append: {printable(piece.path)} has changed since it was added; give new files")
             elif codes not in file:
                 raise UserError(
                     f"--append: {printable(piece.path)} is already in the corpus, with {' and '.join(sorted(file))} "

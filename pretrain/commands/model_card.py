@@ -89,9 +89,7 @@ def _summary(opened: Opened, architecture: str | None) -> str:
     )
     text += f"steps (recipe `{recipe.name}`, {recipe.source})."
     if opened.averaged:
-        text += (
-            f" Its weights are the mean of the checkpoints of steps {', '.join(f'{at:,}' for at in opened.averaged)}."
-        )
+        text += f" Its weights are the mean of checkpoints, of steps {', '.join(f'{at:,}' for at in opened.averaged)}."
     if opened.ema:
         text += f" Its weights are a running mean (decay {optimizer_in(recipe, opened.run.phase).ema})."
     for head in heads_beside(opened.config, opened.params):

@@ -38,9 +38,7 @@ def config_from(source: str | Path, family: Family | None = None) -> Any:
     for part, folder in folders(source, family).items():
         for path, value in _values(folder, family.hf[part]).items():
             if values.setdefault(path, value) != value:
-                raise UserError(
-                    f"{source}: model.{path} is {values[path]} in one part, {value} in {folder}; give another"
-                )
+                raise UserError(f"{source}: model.{path} is {values[path]} here, {value} in {folder}; give another")
     default = family.config()
     fields = dict(leaves(plain(family.config, default)))
     if not hasattr(default, "labels"):  # a family without heads for tasks
@@ -50,9 +48,7 @@ def config_from(source: str | Path, family: Family | None = None) -> Any:
     try:
         return make(family.config, nest(fields), "model.")
     except (ValueError, TypeError, UserError) as error:
-        raise UserError(
-            f"{source}: config.json describes a model that cannot be built ({error}); give another"
-        ) from error
+        raise UserError(f"{source}: config.json: no such model can be built ({error}); give another") from error
 
 
 def folders(source: str | Path, family: Family) -> dict[str, Path]:
@@ -93,9 +89,7 @@ def check_same(setting: str | Path, source, target) -> None:
 def check_class(setting: str, config) -> None:
     """Raise UserError if this config's family cannot be stored as a Hugging Face folder."""
     if not family_of(config).hf:
-        raise UserError(
-            f"{setting}: {name_of(config)} models have no Hugging Face class; give --init-from the run itself"
-        )
+        raise UserError(f"{setting}: {name_of(config)} models have no Hugging Face class; give --init-from the run")
 
 
 def architectures(folder: Path) -> list[str]:
@@ -152,9 +146,7 @@ def _values(folder: Path, model: HuggingFace) -> dict[str, Any]:
         except TypeError:
             raise UserError(f"{folder}: config.json has {name}={fields.get(name)!r}; give another folder") from None
         if values.setdefault(path, value) != value:
-            raise UserError(
-                f"{folder}: config.json has {name}={value!r}, but model.{path}={values[path]!r} elsewhere; mend it"
-            )
+            raise UserError(f"{folder}: config.json has {name}={value!r} and model.{path}={values[path]!r}; mend it")
     if missing:
         raise UserError(f"{folder}: config.json lacks {', '.join(dict.fromkeys(missing))}; add the model's values")
     return values | _labels(folder, fields)

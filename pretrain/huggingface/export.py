@@ -117,9 +117,7 @@ def export(
         _replace(folder, partial)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise UserError(
-            f"export --to {folder}: cannot be written ({error.strerror or error}); use another folder"
-        ) from error
+        raise UserError(f"export --to {folder}: cannot be written ({error.strerror or error}); use another") from error
 
 
 def _write_tensors(stored: Mapping[str, Tensor], folder: Path, dtype: np.dtype, mode_of: Path) -> None:

@@ -65,9 +65,7 @@ class MaskedLanguageModel(Objective):
 
     def __post_init__(self):
         if self.next_sentence and self.sentence_order:
-            raise ValueError(
-                "objective.next_sentence=True, sentence_order=True: a pair has only one label; set one to False"
-            )
+            raise ValueError("objective.next_sentence=True, sentence_order=True: a pair has one label; unset one")
         check_layout(self.layout, self.label)
 
     @property

@@ -107,9 +107,7 @@ class Match:
         found = [tuple(map(int, pair.split(":"))) for pair in self.layers.split()]
         for one, other in found:
             if not (1 <= one <= student and 1 <= other <= teacher):
-                raise ValueError(
-                    f"layers={self.layers}: pairs {one} with {other}, but there are {student} and {teacher} layers"
-                )
+                raise ValueError(f"layers={self.layers}: pairs {one} with {other} of {student} and {teacher} layers")
         return found
 
 

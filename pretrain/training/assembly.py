@@ -123,9 +123,7 @@ def check_sparse(recipe: Recipe, index: int, optimizer: Optimizer, table: Sequen
         if not parameter.ids or is_frozen(parameter.path, frozen_in(recipe, index)):
             continue
         if optimizer.ema:
-            raise UserError(
-                f"optimizer.ema={optimizer.ema}: a step reads not all of {parameter.path}; set it to 0, or freeze that"
-            )
+            raise UserError(f"optimizer.ema={optimizer.ema}: a step reads not all of {parameter.path}; set it to 0")
         if optimizer.name in ("lamb", "adafactor", "stable-adamw"):
             raise UserError(
                 f"optimizer.name={optimizer.name}: needs the norm of all of {parameter.path}, but a step reads only "

@@ -156,9 +156,8 @@ class Opened(NamedTuple):
     @property
     def objectives(self) -> list[Objective]:
         """Those of the tasks of the phase which the run has come to; none of a Hugging Face folder."""
-        return (
-            [task.objective for task in tasks_of(self.recipe, self.recipe.phases[self.run.phase])] if self.run else []
-        )
+        tasks = tasks_of(self.recipe, self.recipe.phases[self.run.phase]) if self.run else ()
+        return [task.objective for task in tasks]
 
     @property
     def objective(self) -> Objective | None:
@@ -214,9 +213,7 @@ def open_model(
         with local_folder(directory.path) as folder:
             return _read(directory.path, folder, mesh or row_mesh(jax.local_devices(), []))
     if not is_file(directory.recipe):
-        raise UserError(
-            f"{source}: is neither a run (no recipe.json) nor a Hugging Face folder (no config.json); give one"
-        )
+        raise UserError(f"{source}: is neither a run (recipe.json) nor a Hugging Face folder (config.json); give one")
     if best_of is not None and step is not None:
         raise UserError(f"--best {best_of}: cannot be combined with --step {step}; leave one of them out")
     restored = restore(directory, step, mesh, best_of, ema)

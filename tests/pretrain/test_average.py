@@ -43,7 +43,7 @@ def test_an_export_is_the_mean_of_the_last_checkpoints_and_names_them(uninterrup
         np.testing.assert_array_equal(found[path], mean, path)
     assert json.loads((to / "export.json").read_text())["steps"] == [4, 8, 12]
     card = (to / "README.md").read_text()
-    assert "the mean of the checkpoints of steps 4, 8, 12." in card and "after step 12, of the last checkpoint" in card
+    assert "the mean of checkpoints, of steps 4, 8, 12." in card and "after step 12, of the last checkpoint" in card
     assert open_mean(uninterrupted, 2, step=8).averaged == (4, 8)
     with pytest.raises(UserError, match="--average 2: .* is a Hugging Face folder without checkpoints"):
         open_mean(to, 2)

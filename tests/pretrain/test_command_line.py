@@ -88,7 +88,7 @@ MISTAKES = {
     "pairs": (["--objective.layout", "packed-sentences"], "objective.layout='packed-sentences': has no pairs"),
     "two labels": (
         ["--objective.sentence-order"],
-        "objective.next_sentence=True, sentence_order=True: a pair has only one label; set one",
+        "objective.next_sentence=True, sentence_order=True: a pair has one label; unset one",
     ),
     "heads of nothing": (["--init-heads-anew"], "--init-heads-anew: has no effect without --init-from"),
     "frozen": (["--frozen", "layer"], "frozen: no parameters are below layer; did you mean layers"),

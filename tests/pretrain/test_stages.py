@@ -321,9 +321,7 @@ def test_a_stage_with_a_schedule_of_its_own_is_made_longer_at_its_rate():
     longer = extended(recipe, 100, 200, "constant")
     assert [rate_after(longer, step) for step in (0, 30, 60, 99)] == [rate_after(recipe, at) for at in (0, 30, 60, 99)]
     assert rate_after(longer, 100) == rate_after(longer, 199) == rate_after(recipe, 99) == pytest.approx(5e-6)
-    with pytest.raises(
-        UserError, match="--extend decay: the last phase begins at step 50, and only 50 are done; train"
-    ):
+    with pytest.raises(UserError, match="--extend decay: the last phase begins at step 50, only 50 are done; train"):
         extended(recipe, 50, 200, "decay")
 
 
