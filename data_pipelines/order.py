@@ -49,8 +49,7 @@ ONE_LANE = Order()
 
 class Window(NamedTuple):
     """Pieces of parts that a lane shuffles together. parts: int64 [pieces], ascending; a piece has units begins .. ends
-    - 1 of its part, int64 [pieces] each. start: units of the lane before. size: its units. key: the permutation's
-    seed."""
+    - 1 of its part. start: units of the lane before. size: its units. key: the permutation's seed."""
 
     parts: np.ndarray
     begins: np.ndarray

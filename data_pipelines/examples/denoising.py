@@ -53,10 +53,8 @@ class Noises:
             raise UserError(f"objective.noises.span={self.span}: must be from 1 to {LONGEST_SPAN} (BART: 3)")
         if self.delete == 1:
             raise UserError("objective.noises.delete=1.0: leaves no input; use a share below 1")
-        if self.infill + self.mask + self.delete > 1:
-            raise UserError(
-                f"objective.noises: infill + mask + delete is {self.infill + self.mask + self.delete:g}, above 1"
-            )
+        if (hidden := self.infill + self.mask + self.delete) > 1:
+            raise UserError(f"objective.noises: infill + mask + delete is {hidden:g}, above 1; lower one")
         if not any(share for name, share in shares.items() if name != "random"):
             raise UserError("objective.noises: all are 0, so that inputs are targets; set at least one above 0")
         if self.random and not self.masks:

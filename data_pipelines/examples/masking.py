@@ -57,9 +57,7 @@ class Masking:
         if not (0 <= self.mask <= 1 and 0 <= self.random <= 1 and self.mask + self.random <= 1):
             raise UserError(f"objective.masking.mask={self.mask}, random={self.random}: must be shares of a whole")
         if self.ngrams and not (min(self.ngrams) >= 0 and 0 < sum(self.ngrams) < inf):
-            raise UserError(
-                f"objective.masking.ngrams={self.ngrams}: must be weights, not all 0 (ALBERT: 1 0.5 0.3333)"
-            )
+            raise UserError(f"objective.masking.ngrams={self.ngrams}: must be weights, not all 0 (ALBERT: 1 0.5 0.33)")
         if self.fate not in FATES:
             raise UserError(f"objective.masking.fate={self.fate!r}: use one of {', '.join(FATES)}")
         if self.similar and self.fate != "unit":
@@ -138,9 +136,7 @@ class MaskedRows(RowLayout):
                 f"such units begin; use one of {', '.join(units)}, or prepare it with --units"
             )
         if self.masks.similar and not has_similar_words(corpus):
-            raise UserError(
-                f"objective.masking.similar=True: corpus {corpus.path} has none; prepare with --similar-words"
-            )
+            raise UserError(f"objective.masking.similar=True: corpus {corpus.path} has none; add --similar-words")
 
     def masked(
         self,
@@ -209,7 +205,7 @@ def mask(
 
 
 def _corrupted(masking, special, keys, targets, begins):
-    """Return what the chosen tokens become: int32 [batch, slots]. begins: bool, slots with a fate of their own; None:
+    """Return what the chosen tokens become: int32 [batch, slots]. begins: bool, slots with their own fate; None:
     all."""
     slots = targets.shape[1]
     fate = noise.bits(keys, noise.counters(FATE, slots))

@@ -263,8 +263,7 @@ class InputTarget(PairLayout, NextTokens):
         return arrays
 
     def _read(self, plan: PairsPlan, _, example: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return rows with the token after them, int32 [n, length + 1]; which next tokens exist, and which are
-        targets."""
+        """Return rows with the token after them, int32 [n, length + 1]; which of these exist, and which are targets."""
         place, end = np.arange(self.length + 1), end_token(plan.part.corpus)
         inputs, targets = plan.inputs[example], plan.targets[example]
         lead = int(plan.prefixes is not None)

@@ -126,8 +126,7 @@ class SegmentPairs(Segmented):
         return np.where(draw < short, 2 + draw * np.int64(self._room - 1) // short, self._room)
 
     def _chunk_ends(self, key, units):
-        """Return the unit after a chunk that begins at each unit, where its target is reached if its document goes
-        on."""
+        """Return the unit after a chunk that begins at each unit: where its target is reached in its document."""
         begin = units[:-1]
         return np.searchsorted(units, begin + self._targets(key, np.arange(len(begin))))
 

@@ -53,8 +53,7 @@ def drawn(bits: np.ndarray) -> np.ndarray:
 
 
 def of_tasks(tasks: np.ndarray, second: np.ndarray, real: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return token types and ranks of rows, int32 [n, length]. tasks: int64 [n]. second, real: int32, 1 in B [SEP],
-    tokens."""
+    """Return token types and ranks of rows, int32 [n, length]. second, real: int32, 1 in B [SEP], and at tokens."""
     place, of_row = np.arange(real.shape[1], dtype=np.int32), tasks[:, None]
     turn = np.select([of_row == SEQUENCE, of_row == LEFT_TO_RIGHT, of_row == RIGHT_TO_LEFT], [second, 1, -1], 0)
     return (FIRST_TYPES[of_row] + second) * real, (turn * place).astype(np.int32)

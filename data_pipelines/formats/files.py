@@ -88,8 +88,7 @@ class Watched:
 def reading(
     path: str, damage: tuple[type[Exception], ...] = DAMAGE, block_size: int | None = None
 ) -> Iterator[Watched]:
-    """Open a file. Damage in it raises Unreadable; OSError is raised if it cannot be read, as another time it may
-    be."""
+    """Open a file. Damage in it raises Unreadable; OSError if it cannot be read now."""
     file = Watched(path, block_size)
     try:
         yield file

@@ -134,9 +134,8 @@ def _with_end_held(documents: Documents, held: np.ndarray, folders: list[Path], 
 
 
 def choose_held(hashes: np.ndarray, tokens: np.ndarray, fraction: float, parts: int) -> np.ndarray:
-    """Choose the documents to hold out for evaluation: bool [documents]. They have the smallest hashes: a share of
-    `fraction`, or up to MOST if those have too few tokens. At most half of the tokens are held out; equal texts go the
-    same way.
+    """Choose the documents to hold out for evaluation: bool [documents], those of the smallest hashes: a share of
+    `fraction`, or up to MOST if these have too few tokens; at most half of the tokens. Equal texts go the same way.
 
     hashes: uint64 [documents]. tokens: int64 [documents]. parts: of the corpus, which must reach ENOUGH together.
     """

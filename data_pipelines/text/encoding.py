@@ -310,9 +310,8 @@ def _bytes(written: dict) -> np.ndarray | None:
 
 
 def _widths(written: dict, runs: re.Pattern | None) -> tuple[np.ndarray | None, re.Pattern | None]:
-    """Return i64 [vocab], the bytes of each token of a byte-level tokenizer or the characters of each piece, and a
-    pattern of the runs in which these locate the end of a piece, of characters that normalise to a single one; or
-    None."""
+    """Return i64 [vocab], the bytes of each byte-level token or the characters of each piece, and a pattern of the runs
+    in which these locate the end of a piece, of characters that normalise to a single one; or None."""
     if runs is BYTES:
         return _by_token(written, len), None
     if runs is not SPACED or METASPACE not in _steps(written["pre_tokenizer"], "pretokenizers"):

@@ -78,8 +78,7 @@ def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Param
 
 
 def first_texts(model: nn.Module, tokens: Array, segments: Array) -> tuple[Array, Array]:
-    """Return (tokens, segments) i32[rows, places] of texts to continue: prompts, or an encoder-decoder's start
-    token."""
+    """Return (tokens, segments) i32[rows, places] of texts to continue: prompts, or an encoder-decoder's start."""
     if not isinstance(model, EncoderDecoder):
         return tokens, segments
     start = jnp.full((len(tokens), 1), model.start, jnp.int32)
@@ -247,8 +246,7 @@ def choose(logits: Array, noise: Array, decoding: Decoding) -> Array:
 
 
 def read(model: nn.Module, params: Params, tokens: Array, segments: Array, more: int) -> tuple[Array, Any]:
-    """Read left-padded prompts -> (logits f32[rows, vocab] after each, a state with room for `more` tokens).   params:
-    from `unstacked`."""
+    """Read left-padded prompts, by params of `unstacked` -> (logits f32[rows, vocab] after each, a state with room)."""
     return _logits(model, params, "begin", of_texts(tokens, segments), more)
 
 

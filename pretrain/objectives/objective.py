@@ -196,8 +196,7 @@ class Objective(abc.ABC):
         return corpus.token_counts().astype(np.float64)
 
     def report(self, counts: Mapping[str, Any]) -> dict[str, float]:
-        """Compute metrics besides those of the terms, from summed counts (those of `per_example` in evaluation
-        only)."""
+        """Compute metrics besides those of the terms, from counts that are summed over batches."""
         return {}
 
 
@@ -214,8 +213,7 @@ def shapes_of(spec: Spec, rows: int, sharding: Sharding | None = None) -> dict[s
 
 def initialise(key: Array, model: nn.Module, spec: Spec) -> Params:
     """Initialize the parameters of a model for batches of a spec, with one blank row as the batch. Whatever the
-    program, plain operations make them: the trace is shared, and cuDNN's kernel, which `vmap` fails on, is not
-    asked."""
+    program, plain operations make them: the trace is shared, without cuDNN's kernel, which `vmap` fails on."""
     model = model.clone(program=Program())
     row = inputs_of(model, {name: entry.blank(1) for name, entry in spec.items()})
     with placed_by(None):  # a mesh, for which a step may be being traced, could not divide one row

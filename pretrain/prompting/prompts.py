@@ -17,8 +17,7 @@ LONGEST_LINE = 4 << 20  # bytes
 
 
 class Example(NamedTuple):
-    """where: file and line.   choices: possible targets of the input, or only its target.   answer: the right one's
-    index."""
+    """where: file and line.   choices: possible targets of the input, or only one.   answer: the right one's index."""
 
     where: str
     input: str

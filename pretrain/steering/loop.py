@@ -85,9 +85,7 @@ def steered_program(aim: Aim, steering: Steering) -> Callable:
 
     def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Params, Array, Array, Array], Array]:
         if not isinstance(model, CausalDecoder):
-            raise UserError(
-                f"--words, --discriminator: {name_of(model.config)} has no keys to steer; use one like gpt2"
-            )
+            raise UserError(f"--words, --discriminator: {name_of(model.config)} has no keys to steer; use a gpt2")
         if decoding.beams > 1:
             raise UserError(f"--beams {decoding.beams}: steering works without beam search only; leave --beams out")
         return functools.partial(_program(model, decoding, steering, mesh), aim)

@@ -35,8 +35,7 @@ DESCRIPTION = "_METADATA"  # file in ITEM that describes the stored tree
 
 class TrainState(NamedTuple):
     """Everything that a step changes, and that a checkpoint stores.   step: i32[], batches seen.   carry: the
-    objective's, between batches.   skipped: i32[2], updates skipped for a non-finite loss or gradient: in total, and up
-    to now."""
+    objective's, between batches.   skipped: i32[2], updates skipped for non-finite numbers: in total, and up to now."""
 
     step: Array
     params: Params
@@ -62,9 +61,8 @@ class _Staying(NamedTuple):
 
 
 class Checkpoints:
-    """Writes and restores the checkpoints `folder`/STEP of a run, together with all its processes.   keep: how many
-    newest ones to keep.   keep_every: keep multiples of it for good; 0 for none.   also: existing steps -> more to
-    keep."""
+    """Writes and restores the checkpoints `folder`/STEP of a run, with all its processes.   keep: how many newest ones
+    to keep.   keep_every: keep multiples of it for good; 0 for none.   also: existing steps -> others to keep."""
 
     def __init__(
         self,

@@ -146,8 +146,7 @@ class TensorBoard(Sink):
 
 
 class Mirror(Sink):
-    """Growing files of a gs:// work directory, where objects cannot grow: written locally (`local`) and uploaded
-    whole."""
+    """Growing files of a gs:// work directory, where objects cannot grow: written in `local` and uploaded whole."""
 
     def __init__(self, directory: RunDirectory):
         self.temporary = tempfile.TemporaryDirectory()

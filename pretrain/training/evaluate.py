@@ -64,8 +64,7 @@ def predicted_text(objective: Objective, batches: Iterable[Mapping[str, Any]], c
 def unigram(
     objective: Objective, phase: Phase, batches: Iterable[Mapping[str, Any]], corpus: Corpus, text: Text | None
 ) -> dict[str, float]:
-    """Compute the `figures` of a unigram model: the train split's token frequencies, plus 1. It guesses the
-    likeliest."""
+    """Compute the `figures` of a unigram model, of the train split's token frequencies plus 1."""
     counts = objective.token_counts(corpus, phase) + 1.0
     nats, best = -np.log(counts / counts.sum()), int(counts.argmax())
     totals = {term: np.zeros(3) for term in objective.predictions}

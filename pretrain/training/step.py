@@ -57,7 +57,7 @@ class Metrics(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Inputs of a train step from the recipe: one program serves all seeds, rates and numbers of steps.   seed:
+    """Inputs of a train step from the recipe: one program serves all seeds, rates and lengths of runs.   seed:
     u32[]."""
 
     seed: Array
