@@ -122,10 +122,6 @@ class Examples(Batches):
             return windows
         return self._deals[lane, epoch]
 
-    def _begins(self, lane: int, epoch: int) -> np.ndarray:
-        """Return the places in a lane's epoch at which its windows begin: int64 [windows or one more]."""
-        raise NotImplementedError
-
     def _read(self, lane: np.ndarray, epoch: np.ndarray, place: np.ndarray) -> list[tuple[WindowOf, np.ndarray]]:
         """Return the windows of rows at places of epochs of lanes, all int64 [n], and each window's rows, int64 [m]."""
         found, lanes = [], self.order.lanes
@@ -248,6 +244,7 @@ class RowExamples(Examples):
         return spread(self.number, limit, self.batch_size)
 
     def _begins(self, lane, epoch):
+        """Return the places in a lane's epoch at which its windows begin: int64 [windows]."""
         return np.array([window.start for window in self._windows(lane, epoch)])
 
     def _chosen(self, epoch, part, example):
@@ -340,7 +337,7 @@ class StreamExamples(Examples):
         return self.layout.fixed(sum(self.sizes), limit, self.batch_size)
 
     def _begins(self, lane, epoch):
-        """In steps; the last entry is the end of the epoch."""
+        """As for rows, in steps; the last entry is the end of the epoch."""
         return np.cumsum([0, *(self.layout.steps(window.size, self.rows) for window in self._windows(lane, epoch))])
 
     def _epochs(self, lane, step):

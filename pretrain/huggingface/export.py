@@ -26,16 +26,7 @@ from models.blocks.crf import CRF
 from models.core.parameters import leaves, nest
 from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface.config import check_class, check_fit, misfits
-from pretrain.huggingface.tensors import (
-    Tensor,
-    absent,
-    architecture,
-    fields_of,
-    heads_beside,
-    heads_in,
-    summed,
-    tensors,
-)
+from pretrain.huggingface.tensors import Tensor, absent, architecture, fields, heads_beside, heads_in, summed, tensors
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
@@ -163,7 +154,7 @@ def config_fields(
     return {
         "architectures": [name for name in [architecture(config, part, names)] if name],
         **model.constants,
-        **fields_of(config, part),
+        **fields(config, part),
         **_labels(config),
         **ids,
         **unforced,

@@ -88,7 +88,7 @@ def _view(parameter: Parameter, slot: Slot, array: np.ndarray, layer: int | None
     return array.reshape(slot.shape or array.shape, copy=False)
 
 
-def fields_of(config, part: str) -> dict[str, Any]:
+def fields(config, part: str) -> dict[str, Any]:
     """Return the fields of config.json for a config."""
     model = family_of(config).hf[part]
     known = {**model.fields, **model.settings}

@@ -15,17 +15,7 @@ from data_pipelines.tokenizers import stored as tokenizers
 from models.core.parameters import count
 from pretrain.huggingface.config import misfits
 from pretrain.options import Options
-from pretrain.recipe import (
-    Recipe,
-    boundaries,
-    from_json,
-    phase_at,
-    rate_after,
-    resolve,
-    same_programs,
-    schedule_in,
-    to_json,
-)
+from pretrain.recipe import Recipe, boundaries, from_json, phase_at, rate_after, resolve, same_programs, to_json
 from pretrain.storage import run_directory
 from pretrain.storage.journal import Warnings
 from pretrain.storage.run_directory import flat
@@ -172,5 +162,4 @@ def longer_or_shorter(before: Recipe, recipe: Recipe, step: int, extend: str | N
         return f"{change}; --extend {extend}: learning rate {old:.3g} -> {new:.3g}"
     if old == new:
         return change
-    name, _ = schedule_in(recipe, phase_at(recipe, step))
-    return f"{change}; the {name} schedule is stretched to the new total: learning rate {old:.3g} -> {new:.3g}"
+    return f"{change}; the schedule is stretched to the new total: learning rate {old:.3g} -> {new:.3g}"

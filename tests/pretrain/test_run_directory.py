@@ -183,7 +183,7 @@ def test_what_changes_with_the_total_is_said_on_resume(corpus_path, tmp_path, ca
     workdir = tmp_path / "run"
     for steps in (10, 20):
         run(toys.recipe(steps=steps, schedule=Schedule(peak=0.1)), tiny.options(corpus_path, workdir))
-        said = "steps: 10 -> 20; the linear schedule is stretched to the new total: learning rate 0 -> 0.0474"
+        said = "steps: 10 -> 20; the schedule is stretched to the new total: learning rate 0 -> 0.0474"
         assert (said in capsys.readouterr().out) == (steps == 20)
     found = rates(workdir)
     assert found[20] == 0 and 0.04 < found[11] < 0.05
