@@ -56,7 +56,7 @@ TRACKERS: dict[str, Callable[..., Any]] = {"wandb": _wandb, "trackio": _trackio}
 
 
 class Tracker(Sink):
-    """Sends metrics to one of TRACKERS. A failure is reported and ends that, never the run.   about: arguments of its
+    """Sends metrics to one of TRACKERS. A failure ends the tracking, not the run.   about: arguments of its
     function.   sent: (kind, step) of metrics that were sent before the run was interrupted."""
 
     def __init__(self, name: str, about: Mapping, sent: Collection[tuple[str, int]], warn: Callable[[str], None]):

@@ -44,7 +44,7 @@ def fields_of(units: Sequence[str]) -> dict[str, str]:
 
 
 def digests(units: Sequence[str]) -> dict[str, str]:
-    """Return segmenter of --units -> sha256 of its lexicon. Raises UserError if it, or a package, is missing."""
+    """Return segmenter of --units -> sha256 of its lexicon. Raises UserError if it is invalid or a package missing."""
     found = {}
     for unit, spec in zip(units, fields_of(units).values(), strict=True):
         try:

@@ -36,7 +36,7 @@ def read(path: Path) -> list[Example]:
 
 
 def objects(path: Path) -> Iterator[tuple[dict, str]]:
-    """Yield (JSON object, its file and line) of every line that is not blank. UserError without any, or for others."""
+    """Yield (JSON object, its file and line) of each line but blank ones; UserError if one is none, or without any."""
     number, empty = 0, True
     try:
         with open(path, "rb") as file:

@@ -104,7 +104,7 @@ class RunDirectory:
             raise UserError(f"--workdir {self.path}: was removed during the run; start again in a new --workdir")
 
     def open_corpora(self, text: str | None = None) -> dict[str, Corpus]:
-        """Open the run's corpora by name, as it began with, at their paths or those in `text` (--corpus)."""
+        """Open the run's corpora by name, as when it began, at their paths or those in `text` (--corpus)."""
         run = self.read_run()
         paths, states = corpora.named(run["corpus"]), corpora.named(run["fingerprint"])
         gone = [path for path in paths.values() if not is_remote(path) and not Path(path).exists()]
