@@ -58,7 +58,7 @@ class Noises:
         if not any(share for name, share in shares.items() if name != "random"):
             raise UserError("objective.noises: all are 0, so that inputs are targets; set at least one above 0")
         if self.random and not self.masks:
-            raise UserError(f"objective.noises.random={self.random}: no effect without infill or mask; leave it out")
+            raise UserError(f"objective.noises.random={self.random}: has no effect without infill or mask; unset it")
         if self.span != type(self).span and not self.infill:
             raise UserError(f"objective.noises.span={self.span}: has no effect without infill; set it to 3")
 

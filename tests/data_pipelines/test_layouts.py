@@ -186,7 +186,7 @@ ERRORS = [
     (lambda: SentenceGlobals(48, globals=49), "globals=49 with length=48: must be from 1 to 48"),
     (lambda: Masking(rate=0), "must be"),
     (lambda: Masking(mask=0.8, random=0.3), "must be"),
-    (lambda: Masking(copies=-1), "objective.masking.copies=-1: must be at least 0"),
+    (lambda: Masking(copies=-1), "objective.masking.copies=-1: must be from 0"),
     (
         lambda: Masking(unit="word_starts", ngrams=(-1.0, 2.0)),
         "masking.ngrams=.*: must be weights, not all 0",
