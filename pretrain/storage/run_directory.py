@@ -138,8 +138,7 @@ def states(path: Path) -> dict[str, str]:
 
 def start(recipe: Recipe, opened: Mapping[str, Corpus], options: Options) -> tuple[RunDirectory, Recipe | None]:
     """Create a work directory, or check that this recipe may resume in it -> (directory, its former recipe or None).
-    Create a work directory, or check that this recipe may resume in it -> (directory, its former recipe or None). The
-    first process decides for all. UserError that lists what differs, or if not all hosts see the directory."""
+    The first process decides for all. UserError that lists what differs, or if not all hosts see the directory."""
     directory = RunDirectory(options.workdir)
     before, about = from_first("--workdir", lambda: _start(directory, recipe, opened, options))
     gather("whether all hosts see --workdir", lambda: _check_shared(directory, about))

@@ -265,7 +265,7 @@ def best_steps(directory: RunDirectory, name: str) -> list[int]:
     if name not in ever:
         raise UserError(unknown(f"--best: {directory.path} has no evaluation of", name, ever))
     if name not in kept:
-        raise UserError(f"--best {name}: no checkpoint of {directory.path} was evaluated; give --step, of {steps}")
+        raise UserError(f"--best {name}: no checkpoint of {directory.path} was evaluated; give --step of {steps}")
     if ever[name] != kept[name]:
         message = "--best %s: the lowest loss was at step %d, whose checkpoint was not kept (see --keep-best); "
         log.warning(message + "reading the best one kept, of step %d", name, ever[name], kept[name])
