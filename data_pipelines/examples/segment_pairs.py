@@ -4,8 +4,7 @@ A chunk is a run of whole sentences of one document that reaches a target length
 chunks, a length drawn uniformly from 2 up to it. The run is split in two between sentences. With next-sentence
 prediction half of the rows keep the second part as B (label 0); in the other half B begins at a random sentence of
 another document (label 1). With sentence-order prediction (ALBERT, Lan et al. 2019, section 3.1) the other half has the
-two parts exchanged (label 1, as in Hugging Face). Pairs that are too long lose tokens at both ends, the longer segment
-first.
+two parts exchanged (label 1, as in Hugging Face). A pair too long loses tokens at both ends, the longer segment first.
 
 Two things differ from BERT's own data. First, every epoch draws anew which half a row is in, its split and its random B
 (BERT stored ten fixed copies), so sentences that a random B displaces are seen in other epochs, not handed to the next

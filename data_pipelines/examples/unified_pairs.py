@@ -9,8 +9,7 @@ Masked tokens are predicted in all of them; which tokens a token sees, and how o
 - right to left, 1/6: itself and the tokens after it.
 
 B is what follows A in the document: the paper's next-sentence prediction, in bidirectional rows, is left out. As in
-BERT, [CLS] and [SEP] are not predicted; a model learns in finetuning where targets end. A chunk of one sentence has no
-B.
+BERT, [CLS] and [SEP] are not predicted; a model learns in finetuning where targets end. One sentence alone has no B.
 """
 
 from dataclasses import dataclass
