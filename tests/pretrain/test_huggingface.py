@@ -152,7 +152,7 @@ def test_a_discriminator_is_exported_with_whole_embeddings_and_its_head_beside(e
 @pytest.mark.parametrize(
     "field, value, said",
     [
-        ("conv_kernel_size", 3, "has conv_kernel_size=3, which this family does not support"),
+        ("conv_kernel_size", 3, "has conv_kernel_size=3, but needs 0"),
         ("pos_att_type", "c2p", "has pos_att_type='c2p'; give another folder"),
         ("position_biased_input", True, "has position_biased_input=True, but needs False"),
         ("enhanced_decoder", False, "model.enhanced_decoder is False there and True here"),

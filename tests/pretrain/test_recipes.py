@@ -132,7 +132,7 @@ def test_every_recipe_can_train_survives_json_and_is_found_by_its_name(name):
 
 def test_fields_that_a_recipe_leaves_out_have_their_defaults():
     written = json.loads(to_json(RECIPES["bert-base"]))
-    del written["objective"]["sentence_order"], written["objective"]["masking"]["ngrams"]
+    del written["objective"]["sentence_order"], written["objective"]["masking"]["rate"]
     del written["model"]["pattern"], written["order"], written["mixture"]
     assert from_json(json.dumps(written)) == RECIPES["bert-base"]
     assert (RECIPES["bert-base"].order, RECIPES["bert-base"].mixture) == (Order(1, 4), "proportional")
