@@ -186,8 +186,8 @@ def test_a_workdir_that_cannot_be_made_is_one_line(corpus_path, tmp_path, capsys
 
 
 def test_reading_what_is_no_run_is_one_line(tmp_path, capsys, nothing_compiles):
-    assert "no recipe.json" in mistake(capsys, "eval", tmp_path)
-    assert "no recipe.json" in mistake(capsys, "export", tmp_path, "--to", tmp_path / "hf")
+    assert "is neither a run (recipe.json)" in mistake(capsys, "eval", tmp_path)
+    assert "is neither a run (recipe.json)" in mistake(capsys, "export", tmp_path, "--to", tmp_path / "hf")
     assert "has no metrics to plot" in mistake(capsys, "plot", tmp_path, "--out", tmp_path / "x.png")
     assert "--examples 0: must be at least 1" in mistake(capsys, "eval", tmp_path, "--examples", 0)
     assert "--steps 0: must be at least 1" in mistake(capsys, "demo", "--folder", tmp_path / "demo", "--steps", 0)
