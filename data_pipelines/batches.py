@@ -29,22 +29,15 @@ def make_examples(
     order: Order = ONE_LANE,
     sizes: Sequence[int] | None = None,
 ) -> "Examples":
-    """Return the batches of a layout. sizes: the examples of each part, if known (see `RowExamples.sizes`).
-
-    Raises UserError if the corpus lacks the layout's special tokens, or if the lanes do not divide the batch.
-    """
+    """Return the batches of a layout. sizes: the examples of each part, if known (see `RowExamples.sizes`). Raises
+    UserError if the corpus lacks the layout's special tokens, or if the lanes do not divide the batch."""
     kind = StreamExamples if isinstance(layout, StreamLayout) else RowExamples
     return kind(layout, corpus, split, batch_size, seed, order, sizes)
 
 
 def evaluation_batches(examples, limit: int) -> Iterator[dict[str, np.ndarray]]:
-    """Yield batches of at most `limit` examples: always the same ones, in the same order, with the same noise, each
-    once.
-
-    `fixed` says which examples they are; they are corrupted as in epoch 0. Every batch has `examples.batch_size` rows:
-    if there are fewer examples it is filled up with the layout's blank rows (no segment, no weight, no label), which
-    count nowhere.
-    """
+    """Yield batches of at most `limit` examples, those of `fixed`, always alike, with the noise of epoch 0. Blank rows
+    of the layout, which count nowhere, fill up a last one."""
     spec = examples.spec
     for chosen in examples.fixed(limit):
         missing = examples.batch_size - len(chosen)
@@ -101,10 +94,8 @@ class Batches:
 
 
 class Examples(Batches):
-    """Batches of one layout, corpus, split and seed.
-
-    Held-out examples come from at most `HELD_OUT` nonempty parts, evenly spaced, in one lane and one window.
-    """
+    """Batches of one layout, corpus, split and seed. Held-out examples come from at most `HELD_OUT` nonempty parts,
+    evenly spaced, in one lane and one window."""
 
     def __init__(self, layout: Layout, corpus: Corpus, split: str, batch_size: int, seed: int, order: Order, sizes):
         layout.check(corpus)
@@ -130,10 +121,6 @@ class Examples(Batches):
             self._deals = {**near, (lane, epoch): windows}  # replaced whole: other threads may be reading it
             return windows
         return self._deals[lane, epoch]
-
-    def _begins(self, lane: int, epoch: int) -> np.ndarray:
-        """Return the places in a lane's epoch at which its windows begin: int64 [windows or one more]."""
-        raise NotImplementedError
 
     def _read(self, lane: np.ndarray, epoch: np.ndarray, place: np.ndarray) -> list[tuple[WindowOf, np.ndarray]]:
         """Return the windows of rows at places of epochs of lanes, all int64 [n], and each window's rows, int64 [m]."""
@@ -257,6 +244,7 @@ class RowExamples(Examples):
         return spread(self.number, limit, self.batch_size)
 
     def _begins(self, lane, epoch):
+        """Return the places in a lane's epoch at which its windows begin: int64 [windows]."""
         return np.array([window.start for window in self._windows(lane, epoch)])
 
     def _chosen(self, epoch, part, example):
@@ -350,7 +338,7 @@ class StreamExamples(Examples):
         return self.layout.fixed(sum(self.sizes), limit, self.batch_size)
 
     def _begins(self, lane, epoch):
-        """In steps; the last entry is the end of the epoch."""
+        """As for rows, in steps; the last entry is the end of the epoch."""
         return np.cumsum([0, *(self.layout.steps(window.size, self.rows) for window in self._windows(lane, epoch))])
 
     def _epochs(self, lane, step):
@@ -380,8 +368,7 @@ class StreamExamples(Examples):
 
 
 class _Kept:
-    """Plans, each made once, and the windows that batches read; safe from several threads. When it is pickled, for a
-    worker process, its copy is empty."""
+    """Plans, each made once, and the windows that batches read; safe from several threads. A pickled copy is empty."""
 
     def __init__(self):
         self._lock, self._plans = threading.Lock(), {}  # key -> (its lock, [the plan])

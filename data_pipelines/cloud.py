@@ -38,9 +38,7 @@ def is_remote(path: str | PurePath) -> bool:
 
 def place(path: str | PurePath) -> Path:
     """Return pathlib's Path for a local path, or etils' epath.Path, which has the same methods, for a gs:// path.
-
-    Raises UserError if the package for gs:// is not installed.
-    """
+    Raises UserError if the package for gs:// is not installed."""
     if not in_cloud(path):
         return Path(path)
     _configure()
@@ -129,10 +127,8 @@ def local_folder(folder: Path) -> Iterator[Path]:
 
 
 def check_rights(folder: Path, setting: str) -> None:
-    """Do in a gs:// folder everything that a run does there, with an empty object.
-
-    Raises UserError that names the refused operation and the role that allows it, PassingError without an answer.
-    """
+    """Do in a gs:// folder everything that a run does there, with an empty object. Raises UserError that names the
+    refused operation and the role that allows it, PassingError without an answer."""
     files, probe, bucket = filesystem(), f"{folder}/.writable", str(folder).removeprefix(SCHEME).partition("/")[0]
     steps = (
         ("write", OBJECT_ROLE, lambda: files.pipe_file(probe, b"")),
@@ -161,10 +157,8 @@ def _refused_step(bucket: str, what: str, role: str, error: Exception) -> str | 
 
 @contextlib.contextmanager
 def cloud_errors(setting: str, why: Callable[[Exception], str | None] | None = None) -> Iterator[None]:
-    """Turn a storage's refusal into a UserError that begins with the setting, such as '--corpus gs://B/C'.
-
-    why: returns the reason and the cure, or None for an error of another kind; default: `refusal`.
-    """
+    """Turn a storage's refusal into a UserError that begins with the setting, such as '--corpus gs://B/C'.   why:
+    returns the reason and the cure, or None for an error of another kind; default: `refusal`."""
     try:
         yield
     except Exception as error:

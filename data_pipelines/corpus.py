@@ -14,8 +14,6 @@ A corpus is a folder written by `python -m data_pipelines prepare`:
         {train,heldout}/FIELD.npy       [tokens, sentences or documents, ...], any other field; texts of documents are
                                         joined, uint8 [bytes], with offsets in FIELD.starts.npy, int64 [documents + 1]
         train/token_counts.npy          int64 [vocab], unigram counts of the train split
-
-A corpus of format 1, which had no parts, is read as one part beside the manifest.
 """
 
 import errno
@@ -81,7 +79,7 @@ class Corpus:
         self._tables = {}
         self.soft_targets = None  # `SoftTargets` of its rows, if a run reads any
         if self.copy is None:
-            manifests.check_sizes(self.path, self.manifest.get("tables", {}))
+            manifests.check_sizes(self.path, self.manifest["tables"])
             for part in self.parts:
                 manifests.check_sizes(self.path / part.entry.path, part.entry.files)
         _allow_files(OPEN_FILES + FILES_OF_A_PART * len(self.parts))
@@ -122,12 +120,11 @@ class Corpus:
 
     def verify(self) -> None:
         """Hash every file and recompute the fingerprints. Raises UserError at the first that has changed."""
-        if self.manifest["version"] > 1:
-            for part in self.parts:
-                found = manifests.part_fingerprint(part.entry.files, part.entry.values)
-                self._check_digest(f"the summary of {part.entry.path}", found, part.entry.fingerprint, copied=False)
-            found = manifests.fingerprint(self.manifest, [part.entry.fingerprint for part in self.parts])
-            self._check_digest("what the manifest says of the tokens", found, self.fingerprint, copied=False)
+        for part in self.parts:
+            found = manifests.part_fingerprint(part.entry.files, part.entry.values)
+            self._check_digest(f"the summary of {part.entry.path}", found, part.entry.fingerprint, copied=False)
+        found = manifests.fingerprint(self.manifest, [part.entry.fingerprint for part in self.parts])
+        self._check_digest("what the manifest says of the tokens", found, self.fingerprint, copied=False)
         for name, file in manifests.files_of(self.manifest).items():
             self._check(name, self.path / name, file)
         for part in self.parts:
@@ -164,8 +161,7 @@ class Corpus:
             raise self.damaged(what, copied)
 
     def damaged(self, what: str, copied: bool = True) -> UserError:
-        """Return the error that something in this corpus is not what `prepare` wrote.   copied: whether it was read
-        from the copy of a corpus in a bucket."""
+        """Return the error that something is not what `prepare` wrote.   copied: whether it was read from a copy."""
         cure = "copy the corpus again or rerun prepare into an empty folder"
         if self.copy and copied:
             cure = f"delete {cache()}, and the same command copies it again"
@@ -197,7 +193,7 @@ class Corpus:
         """Return how many parts the state with this fingerprint has; None for all."""
         if self.fingerprint == self.manifest["fingerprint"]:
             return None
-        for state in self.manifest.get("history", []):
+        for state in self.manifest["history"]:
             if state["fingerprint"] == self.fingerprint:
                 return state["parts"]
         raise UserError(
@@ -208,9 +204,7 @@ class Corpus:
 
 class Part:
     """A part of a corpus, of whole documents. Arrays are mapped when they are first read. Pickles as corpus and index.
-
-    Attributes: `corpus`, `index`, `sizes` ({split: {documents, sentences, tokens}}), `entry` (of the manifest).
-    """
+    Attributes: `corpus`, `index`, `sizes` ({split: {documents, sentences, tokens}}), `entry` (of the manifest)."""
 
     def __init__(self, corpus: Corpus, index: int, entry: PartEntry):
         self.corpus, self.index, self.entry, self.sizes = corpus, index, entry, entry.splits
@@ -356,7 +350,7 @@ def open_corpora(text: str, states: Mapping[str, str]) -> dict[str, Corpus]:
     Raises UserError for a path that is not a corpus, and as `check_alike` does."""
     opened = {name: Corpus(path) for name, path in named(text).items()}
     for name, corpus in opened.items():
-        if states.get(name) in [state["fingerprint"] for state in corpus.manifest.get("history", [])]:
+        if states.get(name) in [state["fingerprint"] for state in corpus.manifest["history"]]:
             opened[name] = Corpus(corpus.source, states[name])
     check_alike(opened)
     return opened
@@ -387,17 +381,14 @@ def _meaning(corpus: Corpus) -> dict[str, Any]:
         "splitting into words": written.get("pre_tokenizer"),
         "merges or scores": written.get("model"),
         "added tokens": written.get("added_tokens"),
-        "similar words": [corpus.manifest.get("tables", {}).get(f"tables/{table}.npy") for table in TABLES],
+        "similar words": [corpus.manifest["tables"].get(f"tables/{table}.npy") for table in TABLES],
     }
 
 
 class Checks:
-    """Check that the files that are read are what `prepare` wrote: a thread hashes each file once, one after the other.
-    Safe from several threads.
-
+    """Check that files that are read are what `prepare` wrote: a thread hashes each once. Safe from several threads.
     check: of a file; raises UserError if it is damaged, FileNotFoundError if it has been dropped since, and then it is
-    checked when it is read again. None, also after pickling: files are only noted, for another process to check.
-    """
+    checked when it is read again. None, also after pickling: files are only noted, for another process to check."""
 
     def __init__(self, check: Callable[[int, str], None] | None):
         self._check, self._changed = check, threading.Condition()
@@ -465,8 +456,7 @@ class Checks:
 
 @contextmanager
 def sound(corpora: Iterable, split: str = "") -> Iterator[None]:
-    """At the end of the context, raise UserError if a file (of a split) that was read in it is damaged, even in place
-    of an error that the damage has led to."""
+    """Raise UserError at the end of the context if a file (of a split) that it read is damaged, also after an error."""
     wait = lambda seconds: [corpus.checks.wait(split, seconds) for corpus in corpora]
     try:
         yield

@@ -13,9 +13,8 @@ class UserError(Exception):
 
 
 class PassingError(UserError):
-    """A failure that the same command may not meet again, such as a lost machine or a storage that does not answer. A
-    process that JAX aborts because another one is lost ends with the same status, so a supervisor handles both
-    alike."""
+    """A failure that the same command may not meet again, such as a lost machine or a silent storage. A process that
+    JAX aborts because another one is lost ends with the same status."""
 
     status = 134
 

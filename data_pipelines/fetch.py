@@ -50,9 +50,7 @@ class Cut(ConnectionError):
 
 def open_copy(source: str) -> "Copy":
     """Open a corpus at a path that fsspec reads (gs://, s3://, https://): copy its manifest, tokenizer and tables.
-
-    Raises UserError if it cannot be read or is not what `prepare` wrote.
-    """
+    Raises UserError if it cannot be read or is not what `prepare` wrote."""
     source = source.rstrip("/")
     content = _asked(source, lambda: filesystem(source).cat_file(f"{source}/manifest.json"), _once(source))
     manifest = parse_manifest(source, content)
@@ -60,7 +58,9 @@ def open_copy(source: str) -> "Copy":
     with _disk_errors(source, folder):
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(folder.with_suffix(".lock")) as suffix:
-            _copy_beside_parts(source, manifest, folder, suffix)
+            for name, file in files_of(manifest).items():
+                if not _is_there(folder / name, file):
+                    copy_file(source, name, file, folder / name, suffix)
             new = folder / f"manifest.json{suffix}"
             new.write_bytes(content)
             put(new, folder / "manifest.json")
@@ -94,12 +94,9 @@ class Copy:
 
     @contextmanager
     def file(self, number: int, name: str) -> Iterator[Path]:
-        """Yield the local path of a part's file, which is copied first if it is missing. The file stays during the
-        context, and until `release`.
-
-        number: of the part; name: as in its summary, such as 'train/tokens.npy'. One process copies while others wait.
-        A complete copy by another process is used, an incomplete one is made again.
-        """
+        """Yield the local path of a part's file, copied first if it is missing. It stays in the context, and until
+        `release`.   number: of the part; name: as in its summary, such as 'train/tokens.npy'. One process copies while
+        others wait. A complete copy by another process is used, an incomplete one is made again."""
         key = number, _group(name)
         path, file = self.path(number, name), self._parts[number].files[name]
         disk_errors = lambda: _disk_errors(self.source, path.parent)
@@ -114,8 +111,7 @@ class Copy:
             self._exit(key)
 
     def want(self, split: str, numbers: Sequence[int]) -> None:
-        """Copy the files of parts in the background, in this order. A copy that fails is tried again, and the error
-        raised, when the file is read."""
+        """Copy the files of parts in the background, in order. What fails is tried again when the file is read."""
         with self._lock:
             new = [(number, split) for number in numbers if (number, split) not in self._wanted]
             self._wanted.update(new)
@@ -182,8 +178,7 @@ class Copy:
         with self._copying[key], _alone(self._mark(key, "lock")) as suffix:
             if not _is_there(path, file):
                 self._make_room(file["bytes"])
-                part = self._parts[key[0]].path
-                copy_file(self.source, name if part == "." else f"{part}/{name}", file, path, suffix)
+                copy_file(self.source, f"{self._parts[key[0]].path}/{name}", file, path, suffix)
 
     def _make_room(self, size: int) -> None:
         """If the disk is full, drop files that no process reads. Raises OSError (ENOSPC) if that is not enough."""
@@ -216,19 +211,6 @@ def _group(name: str) -> str:
     return "counts" if name.endswith(COUNTS) else name.partition("/")[0]
 
 
-def _copy_beside_parts(source: str, manifest: dict, folder: Path, suffix: str) -> None:
-    """Copy the tokenizer's files and the tables."""
-    files = files_of(manifest)
-    if "tokenizer" not in manifest and not (folder / "manifest.json").is_file():  # an older corpus, without hashes
-        path = f"{source}/tokenizer"
-        found = _asked(source, lambda: filesystem(path).find(path, detail=True), _once(source))
-        sizes = {f"tokenizer/{name.rpartition('/tokenizer/')[2]}": info["size"] for name, info in found.items()}
-        files |= {name: {"bytes": size, "sha256": None} for name, size in sizes.items()}
-    for name, file in files.items():
-        if file["sha256"] is None or not _is_there(folder / name, file):
-            copy_file(source, name, file, folder / name, suffix)
-
-
 def _has_room(source: str, manifest: dict) -> bool:
     """Return, and print, whether the disk has room for the files of all parts that are not copied yet."""
     files = [(_path(part.fingerprint, name), file) for part in parts_of(manifest) for name, file in part.files.items()]
@@ -254,12 +236,8 @@ def _is_there(path: Path, file: dict) -> bool:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[str]:
-    """Hold the lock at a path during the context, so that no other process of this host holds it. A killed process lets
-    go.
-
-    Yields the suffix of incomplete files. On a disk without locks it is unique, so that two processes that copy the
-    same file do not write to the same one.
-    """
+    """Hold the lock at a path during the context, against other processes of this host. A killed process lets go.
+    Yields the suffix of incomplete files, which is unique on a disk without locks."""
     try:
         lock = locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -296,10 +274,8 @@ def _say(line: str) -> None:
 
 def copy_file(source: str, name: str, file: dict, path: Path, suffix: str) -> None:
     """Copy the file `name` of the corpus at `source` to a local path, which exists only once the copy is complete.
-
-    file: {bytes, sha256, or None if no manifest gives it}. suffix: of the incomplete file. Raises UserError if the file
-    cannot be read or is not what the manifest says; OSError if the disk fails.
-    """
+    file: {bytes, sha256}. suffix: of the incomplete file. Raises UserError if the file cannot be read or is not what
+    the manifest says; OSError if the disk fails."""
     hashed, advance, new = hashlib.sha256(), _progress(name, file["bytes"]), path.with_name(path.name + suffix)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(new, "wb") as stream:
@@ -307,11 +283,8 @@ def copy_file(source: str, name: str, file: dict, path: Path, suffix: str) -> No
             hashed.update(block)
             stream.write(block)
             advance(len(block))
-    if file["sha256"] not in (None, hashed.hexdigest()):
-        raise UserError(
-            f"--corpus {source}: the content of {name} is not what prepare wrote (its hash differs); "
-            "copy the corpus to the bucket again"
-        )
+    if file["sha256"] != hashed.hexdigest():
+        raise UserError(f"--corpus {source}: {name} is not what prepare wrote (its hash differs); copy it there again")
     put(new, path)
 
 
@@ -339,10 +312,7 @@ def _block(source: str, name: str, size: int, start: int, end: int) -> bytes:
     if len(block) == end - start:
         return block
     if (found := filesystem(path).info(path)["size"]) != size:
-        raise UserError(
-            f"--corpus {source}: {name} has {found} bytes, the manifest says {size}; "
-            "copy the corpus to the bucket again"
-        )
+        raise UserError(f"--corpus {source}: {name} has {found} bytes, not {size}; copy the corpus there again")
     raise Cut(f"{len(block)} of {end - start} bytes arrived")
 
 

@@ -15,8 +15,7 @@ from data_pipelines.processes import Workers
 
 
 class Loader(AbstractContextManager):
-    """Iterates over (step, batch) for steps first .. last - 1, in order, once. A context manager: leaving it stops the
-    threads or processes.
+    """Iterates over (step, batch) for steps first .. last - 1, in order, once. Leaving this context stops its workers.
 
     examples: has `batch_size`, `corpora`, `batch(step, rows)`, where rows from batch_size on are those of later steps,
     and `together`, the number of rows that are best built at once.

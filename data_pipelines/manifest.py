@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_pipelines.errors import UserError
-from data_pipelines.store.fields import STORED, Field, check_name
+from data_pipelines.store.fields import Field, check_name
 
 SPLITS, SIZES = ("train", "heldout"), ("documents", "sentences", "tokens")
 VERSION = 2
-READ = (1, VERSION)  # version 1: the whole corpus is one part, beside the manifest
 FILE = re.compile(r"(\w[\w.+-]*/){0,3}\w[\w.+-]*", re.ASCII)
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -52,44 +51,40 @@ def parse_manifest(corpus: Path | str, content: bytes) -> dict:
     try:
         manifest = json.loads(content.decode())
         version = manifest["version"]
-        wrong = next((what for what, holds in _described(manifest) if not holds), None) if version in READ else None
+        wrong = next((what for what, holds in _described(manifest) if not holds), None) if version == VERSION else None
     except UserError as error:
         raise UserError(f"corpus {corpus}: manifest.json: {error}; rerun prepare") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"corpus {corpus}: manifest.json cannot be read ({error!r}); rerun prepare") from error
-    if version not in READ:
-        raise UserError(
-            f"corpus {corpus} has format version {version!r}, but this program reads {VERSION}; rerun prepare"
-        )
+    if version != VERSION:
+        raise UserError(f"corpus {corpus} has format version {version!r}, this program reads {VERSION}; rerun prepare")
     if wrong:
-        raise UserError(
-            f"corpus {corpus}: manifest.json is not as prepare wrote it ({wrong}); copy it again or rerun prepare"
-        )
+        raise UserError(f"corpus {corpus}: manifest.json is not as prepare wrote it ({wrong}); copy it again")
     return manifest
 
 
 def parts_of(manifest: dict) -> list[PartEntry]:
     """Return the parts of a corpus, in order. Raises UserError for a name that must not become a path."""
-    old = manifest["version"] == 1
     entries = []
-    for number, part in enumerate([manifest] if old else manifest["parts"]):
-        path, files = "." if old else f"parts/{number:06}", _checked(part["files"])
-        characters, values = part.get("characters", 0), part.get("values", {})
-        entries.append(PartEntry(path, _digest(part), files, part["splits"], characters, values))
+    for number, part in enumerate(manifest["parts"]):
+        files, characters, values = _checked(part["files"]), part["characters"], part["values"]
+        entries.append(PartEntry(part_name(number), _digest(part), files, part["splits"], characters, values))
     return entries
 
 
+def part_name(number: int) -> str:
+    """Return the path of a part in its corpus."""
+    return f"parts/{number:06}"
+
+
 def fields_of(manifest: dict) -> dict[str, Field]:
-    fields = manifest["fields"]
-    if manifest["version"] == 1:
-        return {check_name(name): Field(dtype, per=per, kept=STORED) for name, (dtype, per) in fields.items()}
-    return {check_name(name): Field.of_json(field) for name, field in fields.items()}
+    return {check_name(name): Field.of_json(field) for name, field in manifest["fields"].items()}
 
 
 def files_of(manifest: dict) -> dict[str, dict]:
     """Return the files that all parts share, the tokenizer's and the tables by token: name -> {bytes, sha256}."""
     _digest(manifest)
-    return _checked(manifest.get("tokenizer", {}) | manifest.get("tables", {}))
+    return _checked(manifest["tokenizer"] | manifest["tables"])
 
 
 def fingerprint(manifest: dict, parts: list[str]) -> str:

@@ -29,11 +29,8 @@ FORMS = "use proportional[:LIMIT], temperature:T[,LIMIT], smoothed:S, equal or g
 
 def parse_rates(text: str, sizes: Mapping[str, int], setting: str = "mixture") -> dict[str, float]:
     """Return the rates, with the sum 1, that a setting gives corpora by their tokens, or tasks by their examples.
-
     given: the rates as written. proportional: to the size, or to a limit if that is less. temperature: to size ** (1 /
-    T), also with a limit. equal. (Raffel et al. 2020, section 3.5.2.) smoothed: to size ** S (mBERT and XLM-R: 0.7).
-    Raises UserError.
-    """
+    T), also with a limit. equal. (Raffel et al. 2020, section 3.5.2.) smoothed: to size ** S. Raises UserError."""
     form, _, value = text.partition(":")
     try:
         numbers = [float(number) for number in value.split(",")] if value else []
@@ -78,11 +75,8 @@ def make_mixture(
     order: Order = ONE_LANE,
     sizes: Mapping[str, Sequence[int]] | None = None,
 ) -> "RowMixture | StreamMixture":
-    """Return the training batches of several corpora, each with its layout, by name. sizes: the examples of each
-    corpus's parts, if known.
-
-    Raises UserError if the layouts have different specs, or if a stream gets no row.
-    """
+    """Return the training batches of several corpora, each with its layout, by name. sizes: examples of parts, if
+    known. Raises UserError if the layouts have different specs, or if a stream gets no row."""
     if any(layout.spec != next(iter(layouts.values())).spec for layout in layouts.values()):
         raise UserError("the layouts of a mixture make different arrays; give all corpora layouts of one spec")
     weights, sources = weights_of(rates), {}
@@ -101,10 +95,8 @@ def weights_of(rates: Sequence[float]) -> tuple[int, ...]:
 @functools.lru_cache(1 << 16)
 def counts(weights: tuple[int, ...], rows: int) -> tuple[int, ...]:
     """Return how many of the first `rows` rows each source has. They add up to `rows`, never fall with more rows, and
-    differ from the exact share by at most half of 1 + 1 / 2 + 1 / 3 + ..., with a term for each source.
-
-    The heaviest source has its share rounded, the next its share of the rest, and so on.
-    """
+    differ from the exact share by at most half of 1 + 1 / 2 + 1 / 3 + ..., with a term for each source. The heaviest
+    source has its share rounded, the next its share of the rest, and so on."""
     found, left, rest = [0] * len(weights), rows, sum(weights)
     for index in sorted(range(len(weights)), key=lambda index: -weights[index]):
         found[index] = (2 * weights[index] * left + rest) // (2 * rest)
@@ -113,10 +105,8 @@ def counts(weights: tuple[int, ...], rows: int) -> tuple[int, ...]:
 
 
 class Mixture(Batches):
-    """Batches of several sources of the same batch size and order, with a seed.
-
-    sources: name -> examples. weights: whole numbers, in proportion to the sources' rates.
-    """
+    """Batches of several sources of the same batch size and order, with a seed.   sources: name -> examples. weights:
+    whole numbers, in proportion to the sources' rates."""
 
     def __init__(self, sources: Mapping[str, RowExamples | StreamExamples], weights: tuple[int, ...], seed: int):
         self.sources, self.weights, self.seed = dict(sources), weights, seed

@@ -47,10 +47,8 @@ def counters(stream: int, count: int) -> np.ndarray:
 
 
 def bits(keys: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """Return 32 random bits for each counter under its key: uint32.
-
-    keys: an int, for counters uint32 [n], or uint64 [n], for counters uint32 [m] or [n, m]: then [n, m].
-    """
+    """Return 32 random bits for each counter under its key: uint32.   keys: an int, for counters uint32 [n], or uint64
+    [n], for counters uint32 [m] or [n, m]: then [n, m]."""
     if isinstance(keys, int):
         low, high = np.uint32(keys & 0xFFFFFFFF), np.uint32(keys >> 32)
     else:
@@ -75,7 +73,5 @@ def each(keys: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
 
 def below(bits: np.ndarray, bound: int | np.ndarray) -> np.ndarray:
     """Return whole numbers uniform in 0 .. bound - 1, int64, from uint32 bits (Lemire 2019, without rejection).
-
-    bound: integer or int64 array, at least 1 and at most 2**31; the bias is at most bound / 2**32.
-    """
+    bound: integer or int64 array, at least 1 and at most 2**31; the bias is at most bound / 2**32."""
     return (bits.astype(np.int64) * bound) >> 32

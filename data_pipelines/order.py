@@ -27,11 +27,8 @@ ROUNDS = 6
 
 @dataclass(frozen=True)
 class Order:
-    """How the parts of a corpus are dealt to a batch. Raises UserError for numbers out of range.
-
-    A host plans and maps lanes x window parts for its own lanes, and keeps copies of as many that come next. With few
-    hosts, many lanes cost memory and disk and gain nothing.
-    """
+    """How the parts of a corpus are dealt to a batch. Raises UserError for numbers out of range. A host plans and maps
+    lanes x window parts for its own lanes, and keeps copies of as many. With few hosts, many lanes gain nothing."""
 
     lanes: int = 1  # equal shares of a batch's rows, each of which reads its own parts, so that hosts share the parts
     window: int = 4  # parts that a lane shuffles together
@@ -44,19 +41,15 @@ class Order:
     def check(self, name: str, batch_size: int) -> None:
         """Raise UserError if the lanes do not divide the batch size that the setting `name` gives."""
         if batch_size % self.lanes:
-            raise UserError(
-                f"{name}={batch_size} is not a multiple of order.lanes={self.lanes}: every lane has equally many rows; "
-                "change one of them"
-            )
+            raise UserError(f"{name}={batch_size} is not a multiple of order.lanes={self.lanes}: change one")
 
 
 ONE_LANE = Order()
 
 
 class Window(NamedTuple):
-    """Pieces of parts that a lane shuffles together. parts: int64 [pieces], ascending; a piece has the units begins ..
-    ends - 1 of its part, int64 [pieces] each. start: units of the lane before this window. size: its own units. key:
-    the permutation's seed."""
+    """Pieces of parts that a lane shuffles together. parts: int64 [pieces], ascending; a piece has units begins .. ends
+    - 1 of its part. start: units of the lane before. size: its units. key: the permutation's seed."""
 
     parts: np.ndarray
     begins: np.ndarray
@@ -72,11 +65,8 @@ def stretch(total: int, lane: int, lanes: int) -> tuple[int, int]:
 
 
 def deal(seed: int, epoch: int, sizes: np.ndarray, order: Order, lane: int) -> list[Window]:
-    """Return a lane's windows of an epoch, in the order in which it walks through them.
-
-    sizes: int64 [parts], the units (examples, or tokens of a stream) of each part. A part in which one lane's stretch
-    ends and the next one begins is in windows of both.
-    """
+    """Return a lane's windows of an epoch, in its order.   sizes: int64 [parts], the units (examples, or tokens of a
+    stream) of each part. A part in which one lane's stretch ends and the next one begins is in windows of both."""
     parts = permute(noise.key(seed, "parts"), epoch, len(sizes), np.arange(len(sizes)))
     ends = np.cumsum(sizes[parts])
     begins = ends - sizes[parts]
@@ -102,11 +92,9 @@ def distinct(numbers: np.ndarray) -> tuple[list[int], np.ndarray]:
 
 
 def permute(seed: int, epoch: int, number: int, positions: np.ndarray) -> np.ndarray:
-    """Map positions by the permutation of 0 .. number - 1 that (seed, epoch) gives: int64 [n] to int64 [n].
-
-    A Feistel network over a * b >= number, with a and b near the square root, is applied until the value falls below
-    number (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", methods 2 and 3 together).
-    """
+    """Map positions by the permutation of 0 .. number - 1 that (seed, epoch) gives: int64 [n] to int64 [n]. A Feistel
+    network over a * b >= number, with a and b near the square root, is applied until the value falls below number
+    (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", methods 2 and 3 together)."""
     *keys, a, b = _network(seed, epoch, number)
     values = _feistel(keys, a, b, positions)
     while (outside := values >= number).any():
@@ -115,8 +103,7 @@ def permute(seed: int, epoch: int, number: int, positions: np.ndarray) -> np.nda
 
 
 def permute_each(networks: Sequence[tuple[int, int, int]], which: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Like `permute`, with several permutations (seed, epoch, number): `which` (int64 [n]) says which one each position
-    (int64 [n]) uses. Returns int64 [n]."""
+    """Like `permute`, with several permutations (seed, epoch, number), of which each position has one (int64 [n])."""
     if len(networks) == 1:
         return permute(*networks[0], positions)
     keys = np.array([_network(*network)[:ROUNDS] for network in networks], np.uint64)

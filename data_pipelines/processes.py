@@ -30,11 +30,8 @@ def cores() -> int:
 
 @contextmanager
 def pool(processes: int) -> Iterator[Executor]:
-    """Yield an executor; with one process, calls are made here, when they are submitted.
-
-    Raises UserError if a process was killed. When the context ends, calls that have not begun are cancelled; if it ends
-    with an error or an interrupt, running ones are killed.
-    """
+    """Yield an executor; with one process, calls are made here, when they are submitted. UserError if one was killed.
+    At the end of the context, calls that have not begun are cancelled; after an error, running ones are killed."""
     if processes <= 1:
         yield _Here()
         return
@@ -44,8 +41,7 @@ def pool(processes: int) -> Iterator[Executor]:
         yield executor
     except BrokenProcessPool as error:
         raise UserError(
-            f"--processes {processes}: a worker process was killed, as the system does when memory runs out; "
-            f"use fewer; {AGAIN}"
+            f"--processes {processes}: a worker was killed, maybe for memory; use fewer; {AGAIN}"
         ) from error
     except BaseException:
         for process in list(executor._processes.values()):  # they may still need minutes
@@ -62,10 +58,8 @@ def over_parts(
     processes: int = 1,
     runner: Callable | None = None,
 ) -> Value:
-    """Count in parts of a corpus, or in stretches of text, and merge the counts in any order and grouping.
-
-    count, merge: must pickle.   runner: takes count, merge and parts, and counts elsewhere, as Beam does.
-    """
+    """Count in parts of a corpus, or in stretches of text, and merge the counts in any order and grouping.   count,
+    merge: must pickle.   runner: takes count, merge and parts, and counts elsewhere, as Beam does."""
     if runner:
         return runner(count, merge, parts)
     with pool(processes) as workers:
@@ -102,11 +96,8 @@ def _end_with_parent() -> None:
 
 
 class Workers:
-    """Iterates over build(0), build(1) .. build(count - 1), in order, once.
-
-    Process i of n builds items i, i + n, ..., at most one item ahead of the reader. build: picklable, as are its
-    results.
-    """
+    """Iterates over build(0), build(1) .. build(count - 1), in order, once. Process i of n builds items i, i + n, ...,
+    at most one ahead of the reader. build, and its results: picklable."""
 
     def __init__(self, build: Callable, count: int, processes: int):
         self._count = count

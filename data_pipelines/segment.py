@@ -55,8 +55,7 @@ def segment(options: Segment, console: Console) -> None:
 
 
 def words_of(line: str, cut: Cut) -> list[str]:
-    """Return the words of a line: of Chinese characters, the segmenter's; otherwise letters and digits, or a character
-    of another kind."""
+    """Return the words of a line: the segmenter's of Chinese characters; letters and digits; or another character."""
     words = []
     for part in PART.finditer(line):
         starts = cut(part[0]) if part[1] else [0]

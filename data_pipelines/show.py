@@ -72,8 +72,7 @@ def show_statistics(corpus: Corpus, tokenizer: Tokenizer, console: Console) -> N
         line += f"; {frequency[corpus.special['unk']] / max(frequency.sum(), 1):.3%} of the tokens are unknown"
     console.print(line)
     characters = sum(part.entry.characters for part in corpus.parts)
-    if characters:
-        console.print(f"{characters / max(tokens, 1):.2f} characters per token")
+    console.print(f"{characters / max(tokens, 1):.2f} characters per token")
     documents, sentences = _lengths(corpus)
     console.print(_histogram("tokens per document, train", documents))
     console.print(_histogram("tokens per sentence, train", sentences))

@@ -1,6 +1,5 @@
 """Words that may stand for a word, for masks that look like text (MacBERT: Cui et al. 2020, arXiv:2004.13922, section
-3.2). They come from a list of synonyms or from word vectors, and have as many tokens as the word, so that rows keep
-their length.
+3.2). They come from a list of synonyms or from word vectors, and have as many tokens as the word.
 
 A corpus has them as three tables: hashes of its words' tokens, sizes, and the tokens of what may stand for them.
 """
@@ -46,12 +45,9 @@ class SimilarWords:
         self.first = np.cumsum(number) - number  # of the hashes that begin with so many bits: where they are in words
 
     def of(self, tokens: np.ndarray, starts: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Choose a similar word for each word.
-
-        tokens: int32, those of all words, one word after the other.   starts: int64 [n], where each word begins.
-        draws: uint32 [n].   Returns (tokens of the similar words, bool: whether a token's word has any; if not, its
-        own tokens stay).
-        """
+        """Choose a similar word for each word.   tokens: int32, those of all words, one word after the other.   starts:
+        int64 [n], where each word begins. draws: uint32 [n].   Returns (tokens of the similar words, bool: whether a
+        token's word has any; else its own stay)."""
         sizes = np.diff(starts, append=len(tokens))
         hashes = hashed(tokens, starts, sizes)
         at = self.first[hashes >> self.shift]
@@ -172,8 +168,7 @@ def _binary(data: bytes, size: int) -> Iterator[tuple[str, np.ndarray]]:
 
 def usable(path: str, encoder: Encoder, unknown: int | None) -> tuple[list[list[int]], list, np.ndarray | None]:
     """Return groups of the words of a file that may stand for each other, by their numbers, all words' tokens, and
-    their vectors. Raises UserError if no two words of a group have the same number of tokens.   unknown: the token that
-    words must not have."""
+    their vectors. Raises UserError if no group has two words of as many tokens.   unknown: the token of no word."""
     alike = read(path)
     space = " " if encoder.runs is BYTES else ""  # the space before a word is part of its first token
     tokens = encoder.tokens([space + word for word in alike.words])

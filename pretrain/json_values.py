@@ -1,5 +1,4 @@
-"""Convert frozen dataclasses to JSON and back by their annotations (numbers, text, tuples, nested dataclasses, unions),
-and convert recipe files of earlier versions."""
+"""Convert frozen dataclasses to JSON and back by their annotations: numbers, text, tuples, dataclasses, unions."""
 
 import dataclasses
 import types
@@ -11,18 +10,17 @@ from data_pipelines.errors import UserError
 
 KIND = "kind"  # names the class where an annotation leaves it open
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-# Former field -> (its value -> current fields)
-OF_BEFORE = {
-    "pair_head": lambda value: {},  # the objective says which heads a model has
-    "whole_word": lambda value: {"unit": "word_starts" if value else "token"},
-}
 
 
 def plain(kind, value):
-    """Convert a value with the annotation `kind` to what `json.dumps` takes."""
+    """Convert a value with the annotation `kind` to what `json.dumps` takes; fields that are empty by default are left
+    out while they are."""
     if dataclasses.is_dataclass(value):
-        hints = typing.get_type_hints(type(value))
-        fields = {name: plain(hints[name], getattr(value, name)) for name in _names(type(value))}
+        hints, fields = typing.get_type_hints(type(value)), {}
+        for field in dataclasses.fields(value):
+            given = getattr(value, field.name)
+            if given != field.default or given not in (None, (), ""):
+                fields[field.name] = plain(hints[field.name], given)
         return {KIND: type(value).__name__, **fields} if len(_classes(kind)) > 1 else fields
     if isinstance(value, tuple):
         return [plain(item_kind, item) for item_kind, item in zip(_of_items(kind, len(value)), value, strict=True)]
@@ -30,10 +28,8 @@ def plain(kind, value):
 
 
 def build(kind, value, path: str) -> Any:
-    """Invert `plain`: build a value with the annotation `kind` from parsed JSON.
-
-    UserError naming the field at `path`, its value and the allowed types if that is impossible.
-    """
+    """Invert `plain`: build a value with the annotation `kind` from parsed JSON. UserError naming the field at `path`,
+    its value and the allowed types if that is impossible."""
     options = _options(kind)
     if isinstance(value, dict) and (classes := _classes(kind)):
         return _dataclass(classes, value, path)
@@ -75,8 +71,7 @@ def make(cls: type, value: dict, prefix: str, **made) -> Any:
 
 
 def _with_path(message: str, cls: type, prefix: str) -> str:
-    """Complete the path of the field in a message of a dataclass, which may start at the field or an object around
-    it."""
+    """Complete the path in a dataclass's message, which may start at the field or at an object around it."""
     if message.partition("=")[0] in _names(cls):
         return prefix + message
     above, around, _ = f".{prefix}".rpartition(f".{message.partition('.')[0]}.")
@@ -118,41 +113,9 @@ def _words(kind) -> str:
 
 
 def once(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dict of an object in a recipe's JSON (an `object_pairs_hook` of `json.loads`), with former fields
-    replaced. UserError for a field that occurs twice."""
-    current, names = {}, [name for name, _ in fields]
-    for name, value in fields:
+    """Make a dict of a JSON object's fields (for `json.loads`); UserError for a field that occurs twice."""
+    names = [name for name, _ in fields]
+    for name in names:
         if names.count(name) > 1:
             raise UserError(f"{name}: occurs twice in one object; remove one of them")
-        current |= OF_BEFORE[name](value) if name in OF_BEFORE else {name: value}
-    return current
-
-
-def brought_up_to_date(fields: dict[str, Any]) -> dict[str, Any]:
-    """Convert a recipe's JSON object of an earlier version; UserError if no version can have written it."""
-    schedule = fields.get("schedule")
-    if not isinstance(schedule, dict) or "stretches" not in schedule:
-        return fields
-    kept = {name: value for name, value in schedule.items() if name not in ("stretches", "from_here")}
-    fields, stretches = fields | {"schedule": kept}, schedule["stretches"]
-    try:
-        return _with_phases(fields, stretches) if stretches else fields
-    except (KeyError, TypeError, IndexError, ZeroDivisionError):
-        raise UserError("schedule.stretches: is damaged; restore the file from a copy") from None
-
-
-def _with_phases(fields: dict[str, Any], stretches: list[dict[str, Any]]) -> dict[str, Any]:
-    """Turn the `stretches` of an extended run's schedule, each starting at a step, into further phases."""
-    *before, last = fields["phases"]
-    steps, schedule = fields["steps"], fields["schedule"]
-    ends = [*(stretch["since"] for stretch in stretches), steps]
-    begin = steps - last["share"] * steps
-    if ends[0] <= begin:
-        raise UserError("schedule.stretches: begin before the last phase; resume with the version that wrote them")
-    phases = [last | {"share": (ends[0] - begin) / steps}]
-    for stretch, first, end in zip(stretches, ends, ends[1:], strict=False):
-        rate, lowest = stretch["rate"], schedule["final"] * schedule["peak"]
-        name = {"constant": "constant", "decay": "linear"}[stretch["kind"]]
-        further = {"name": name, "peak": rate, "warmup": 0.0, "final": min(lowest / rate, 1.0)}
-        phases.append(last | {"share": (end - first) / steps, "schedule": further})
-    return fields | {"phases": [*before, *phases], "schedule": schedule | {"steps": stretches[0]["before"]}}
+    return dict(fields)

@@ -15,10 +15,8 @@ ARTICLE = re.compile(r"\b(a|an|the)\b")
 
 
 def figures(written: Sequence[str], targets: Targets, tokenizer: str = "13a") -> tuple[dict[str, float], str]:
-    """Compute all metrics -> (name -> percent, sacrebleu's signature of BLEU).
-
-    written: one text or more.   tokenizer: sacrebleu's name of a tokenizer for BLEU.
-    """
+    """Compute all metrics -> (name -> percent, sacrebleu's signature of BLEU).   written: one text or more.
+    tokenizer: sacrebleu's name of a tokenizer for BLEU."""
     score, signature = bleu(written, targets, tokenizer)
     whole = {"BLEU": score, "chrF": chrf(written, targets)} | rouge(written, targets)
     return whole | {"exact_match": exact_match(written, targets), "F1": f1(written, targets)}, signature
@@ -61,8 +59,7 @@ def exact_match(written: Sequence[str], targets: Targets) -> float:
 
 
 def f1(written: Sequence[str], targets: Targets) -> float:
-    """Compute the mean F1 of tokens shared with a target after `normalised`, in percent (Rajpurkar et al. 2016, section
-    6.1)."""
+    """Compute the mean F1 of tokens shared with a target, in percent (Rajpurkar et al. 2016, section 6.1)."""
     return _percent(_best(written, targets, _overlap))
 
 

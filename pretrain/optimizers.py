@@ -67,12 +67,9 @@ class Optimizer:
 def transformation(
     optimizer: Optimizer, table: list[Parameter], vocab_size: int, compute: DTypeLike = jnp.float32
 ) -> optax.GradientTransformation:
-    """Build the transformation of gradients into update directions, without the learning rate.
-
-    table: exactly the trained parameters.   vocab_size: rows of token tables without padding.   compute: dtype of
-    Muon's matrix products.
-    `update` also takes finite: bool[]; if it is False, the state does not change and the direction is meaningless.
-    """
+    """Build the transformation of gradients into update directions, without the learning rate.   table: exactly the
+    trained parameters.   vocab_size: rows of token tables without padding.   compute: dtype of Muon's matrix products.
+    `update` also takes finite: bool[]; if it is False, the state does not change and the direction is meaningless."""
     decayed = nest({parameter.path: decays(parameter) for parameter in table})
     decay = optax.add_decayed_weights(optimizer.decay, decayed)
     by_depth = [_scale_by_depth(table, optimizer.layer_decay)] if optimizer.layer_decay != 1.0 else []
@@ -80,13 +77,9 @@ def transformation(
     steps = {
         "adamw": lambda: [adam, decay],
         "lamb": lambda: [adam, decay, _scale_by_trust_ratio(table)],
-        "adagrad": lambda: [_scale_by_sums(optimizer.epsilon), decay],
-        "adafactor": lambda: [
-            _scale_by_factored_squares(table, vocab_size),
-            decay,
-            _scale_by_size(table, vocab_size),
-        ],
-        "lion": lambda: [_scale_by_signs(optimizer.b1, optimizer.b2), decay],
+        "adagrad": lambda: [_if_finite(optax.scale_by_rss(0.1, optimizer.epsilon)), decay],
+        "adafactor": lambda: [_scale_by_factored_squares(table, vocab_size), decay, _scale_by_size(table, vocab_size)],
+        "lion": lambda: [_if_finite(optax.scale_by_lion(optimizer.b1, optimizer.b2)), decay],
         "stable-adamw": lambda: [_stabilise(optax.chain(adam, decay), optimizer, table, vocab_size)],
         "muon": lambda: [_scale_by_muon(adam, table, compute), decay],
     }
@@ -125,11 +118,9 @@ def clip(gradients: Params, norm: Array, limit: float) -> Params:
 
 
 def _scale_by_adam(b1: float, b2: float, epsilon: float) -> optax.GradientTransformationExtraArgs:
-    """Compute Adam's direction (Kingma & Ba 2015, algorithm 1), with the state of `optax.scale_by_adam`.
-
-    XLA:CPU recomputes the moments for each use, and so keeps copies of the old ones. Behind a barrier the direction
-    reads the new ones: 27 instead of 61 ms for 28 million parameters.
-    """
+    """Compute Adam's direction (Kingma & Ba 2015, algorithm 1), with the state of `optax.scale_by_adam`. XLA:CPU
+    recomputes the moments for each use, and so keeps copies of the old ones. Behind a barrier the direction reads the
+    new ones: 27 instead of 61 ms for 28 million parameters."""
 
     def update(gradients: Params, state: optax.ScaleByAdamState, params: Params, *, finite: Array | bool = True):
         decay = lambda rate, moments, x: jax.tree.map(
@@ -146,27 +137,14 @@ def _scale_by_adam(b1: float, b2: float, epsilon: float) -> optax.GradientTransf
     return optax.GradientTransformationExtraArgs(optax.scale_by_adam().init, update)
 
 
-def _scale_by_sums(epsilon: float) -> optax.GradientTransformationExtraArgs:
-    """Compute Adagrad's direction (Duchi et al. 2011, figure 1), with the state of `optax.scale_by_rss`."""
+def _if_finite(transformation: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Let a transformation of optax keep its state after an update that is not finite."""
 
-    def update(gradients: Params, state: optax.ScaleByRssState, params: Params, *, finite: Array | bool = True):
-        sums = jax.tree.map(lambda s, g: jnp.where(finite, s + jnp.square(g), s), state.sum_of_squares, gradients)
-        direction = jax.tree.map(lambda s, g: g * jax.lax.rsqrt(s + epsilon), sums, gradients)
-        return direction, optax.ScaleByRssState(sums)
+    def update(gradients: Params, state: Any, params: Params, *, finite: Array | bool = True):
+        directions, new = transformation.update(gradients, state)
+        return directions, jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)
 
-    return optax.GradientTransformationExtraArgs(optax.scale_by_rss(0.1).init, update)
-
-
-def _scale_by_signs(b1: float, b2: float) -> optax.GradientTransformationExtraArgs:
-    """Compute Lion's direction (Chen et al. 2023, algorithm 2), with the state of `optax.scale_by_lion`."""
-
-    def update(gradients: Params, state: optax.ScaleByLionState, params: Params, *, finite: Array | bool = True):
-        mean = lambda rate, m, g: rate * m + (1 - rate) * g
-        direction = jax.tree.map(lambda m, g: jnp.sign(mean(b1, m, g)), state.mu, gradients)
-        mu = jax.tree.map(lambda m, g: jnp.where(finite, mean(b2, m, g), m), state.mu, gradients)
-        return direction, optax.ScaleByLionState(state.count + jnp.where(finite, 1, 0), mu)
-
-    return optax.GradientTransformationExtraArgs(optax.scale_by_lion().init, update)
+    return optax.GradientTransformationExtraArgs(transformation.init, update)
 
 
 def _stabilise(
@@ -198,10 +176,8 @@ def _scale_by_muon(
     adam: optax.GradientTransformationExtraArgs, table: list[Parameter], compute: DTypeLike
 ) -> optax.GradientTransformationExtraArgs:
     """Compute Muon's direction: the orthogonalised Nesterov momentum of each layer's matrix, as large as AdamW's is, so
-    that one learning rate and decay serve both (Liu et al. 2025, section 2.2); Adam's for the other parameters.
-
-    The state is Adam's; matrices have only `mu`, and nu f[layers, 1, 1] of zeros.
-    """
+    that one learning rate and decay serve both (Liu et al. 2025, section 2.2); Adam's for the other parameters. The
+    state is Adam's; matrices have only `mu`, and nu f[layers, 1, 1] of zeros."""
     matrices = {parameter.path for parameter in table if _is_matrix(parameter)}
 
     def init(params: Params) -> optax.ScaleByAdamState:  # only maps: optax also calls this on a tree that is no dict
@@ -226,11 +202,9 @@ def _scale_by_muon(
 
 
 def _orthogonal(stack: Array, compute: DTypeLike) -> Array:
-    """Return f[layers, n, m] of the singular vectors of each layer's matrix, with singular values near 1, times
-    0.2 sqrt(max(n, m)) (Jordan et al. 2024; Liu et al. 2025, equation 4).
-
-    On a mesh each device along `fsdp` takes every so many layers, and receives their matrices whole.
-    """
+    """Return f[layers, n, m] of the singular vectors of each layer's matrix, with singular values near 1, times 0.2
+    sqrt(max(n, m)) (Jordan et al. 2024; Liu et al. 2025, equation 4). On a mesh each device along `fsdp` takes every so
+    many layers, and receives their matrices whole."""
     layers, rows, columns = stack.shape
     rules, (linear, cubic, quintic) = current_rules(), QUINTIC
     devices = rules.mesh.shape["fsdp"] if rules else 1
@@ -251,11 +225,8 @@ def _orthogonal(stack: Array, compute: DTypeLike) -> Array:
 
 
 def _scale_by_trust_ratio(table: list[Parameter]) -> optax.GradientTransformation:
-    """Multiply by LAMB's ||w|| / ||update|| for each matrix of each layer; biases and norms are unchanged, as in its
-    code.
-
-    `optax.lamb` would compute one norm over a stack of layers.
-    """
+    """Multiply by LAMB's ||w|| / ||update|| for each matrix of each layer; not biases and norms, as in its code.
+    `optax.lamb` would compute one norm over a stack of layers."""
     parameters = nest({parameter.path: parameter for parameter in table})
 
     def update(updates: Params, state, params: Params):
@@ -302,11 +273,9 @@ def _numbers(parameter: Parameter, rows: int) -> np.ndarray:
 
 
 class FactoredSquares(NamedTuple):
-    """Running means of squared gradients.
-
-    rows: means over the last axis of each matrix of each layer [..., n, 1]; for vectors, the means of each element.
-    columns: means over the second-to-last axis [..., 1, m]; unused for vectors, [..., 1].   count: i32[], steps.
-    """
+    """Running means of squared gradients.   rows: means over the last axis of each matrix of each layer [..., n, 1];
+    for vectors, the means of each element.   columns: means over the second-to-last axis [..., 1, m]; unused for
+    vectors, [..., 1].   count: i32[], steps."""
 
     count: Array
     rows: Params
@@ -315,8 +284,7 @@ class FactoredSquares(NamedTuple):
 
 def _scale_by_factored_squares(table: list[Parameter], vocab_size: int) -> optax.GradientTransformationExtraArgs:
     """Compute Adafactor's direction (Shazeer & Stern 2018, algorithm 4): gradients divided by the root of their running
-    mean square, clipped for each parameter of each layer. Every matrix is factored, as in transformers (in optax only
-    those with both sides of at least 128)."""
+    mean square, clipped for each parameter of each layer. Every matrix is factored, as in transformers."""
     of_path = {parameter.path: parameter for parameter in table}
 
     def factored(keys) -> bool:

@@ -26,12 +26,11 @@ from models.core.program import Program
 from models.core.ranges import COUNT, POSITIVE, SEED, SHARE, Range, check_ranges
 from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface.config import check_fit
-from pretrain.json_values import KIND, brought_up_to_date, make, once, plain
+from pretrain.json_values import KIND, make, once, plain
 from pretrain.lora import Lora, with_products
 from pretrain.objectives.causal_language_model import CausalLanguageModel
 from pretrain.objectives.distillation import CausalDistillation, Distillation
-from pretrain.objectives.masked_language_model import MaskedLanguageModel, MaskedWithGlobals
-from pretrain.objectives.masked_units import MaskedUnits
+from pretrain.objectives.masked_language_model import MaskedLanguageModel, MaskedUnits, MaskedWithGlobals
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
 from pretrain.objectives.objective import Objective, Phase, Task, Teacher
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
@@ -103,8 +102,7 @@ def phase_after(recipe: Recipe, step: int) -> int:
 
 
 def schedule_in(recipe: Recipe, phase: int) -> tuple[str, Numbers]:
-    """Return (name, numbers) of a phase's schedule: its own over its steps, or the recipe's over the adjacent phases
-    that share it."""
+    """Return (name, numbers) of a phase's schedule: its own, or the recipe's over the adjacent phases that share it."""
     phases, begins = recipe.phases, [0, *boundaries(recipe)]
     if (schedule := phases[phase].schedule) is not None:
         return schedule.name, numbers(schedule, begins[phase + 1] - begins[phase], begins[phase])
@@ -125,18 +123,12 @@ def rate_after(recipe: Recipe, step: int) -> float:
 
 
 def extended(recipe: Recipe, done: int, steps: int, kind: str) -> Recipe:
-    """Extend a recipe to `steps` steps: a new phase like the last one follows the steps that are `done`.
-
-    kind: 'constant' keeps the current learning rate; 'decay' lowers it linearly to `final` x peak. The rate starts at
-    `LEAST` x peak or more, since a run whose schedule ended at 0 would learn nothing. UserError if the last phase has
-    not begun.
-    """
+    """Extend a recipe to `steps` steps: a new phase like the last one follows the steps that are `done`.   kind:
+    'constant' keeps the current learning rate; 'decay' lowers it linearly to `final` x peak. The rate starts at `LEAST`
+    x peak or more: at 0 a run would learn nothing. UserError if the last phase has not begun."""
     last, begins = recipe.phases[-1], [0, *boundaries(recipe)]
     if phase_after(recipe, done) + 1 < len(recipe.phases):
-        raise UserError(
-            f"--extend {kind}: the last phase begins at step {begins[-2]}, and only {done} are done; train until it "
-            "begins, or leave this out"
-        )
+        raise UserError(f"--extend {kind}: the last phase begins at step {begins[-2]}, only {done} are done; train on")
     schedule = last.schedule or recipe.schedule
     rate, lowest = max(rate_after(recipe, done - 1), LEAST * schedule.peak), schedule.final * schedule.peak
     name = {"constant": "constant", "decay": "linear"}[kind]
@@ -170,10 +162,7 @@ def model_in(recipe: Recipe, index: int) -> Any:
     if phase.global_base is None:
         return model
     if not hasattr(model, "global_base"):
-        raise ValueError(
-            f"phases.{index}.global_base={phase.global_base}: {type(model).__name__} has no rotary positions; leave it "
-            "out"
-        )
+        raise ValueError(f"phases.{index}.global_base={phase.global_base}: {type(model).__name__} has no rotary base")
     try:
         return dataclasses.replace(model, global_base=phase.global_base)
     except ValueError as error:
@@ -288,10 +277,7 @@ def _check_task(recipe: Recipe, index: int, phase: Phase, objective: Objective) 
         longest = getattr(config, "positions", math.inf)  # no limit for a bag of words
         for field in ("length", "target_length"):
             if (length := getattr(phase, field, 0)) > longest:
-                raise UserError(
-                    f"phases.{index}.{field}={length}: exceeds {setting}.positions={longest}; lower the length or "
-                    "raise the positions"
-                )
+                raise UserError(f"phases.{index}.{field}={length}: exceeds {setting}.positions={longest}; lower it")
         check_pattern(config, phase.length, f"phases.{index}.length={phase.length}", setting)
         _check_model(config, objective, asks, phase)
 
@@ -309,14 +295,11 @@ def _check_tasks(phase: Phase, prefix: str) -> None:
         raise ValueError(f"{prefix}objective: has no effect with tasks; leave one of them out")
     for task in phase.tasks:
         if not isinstance(phase, task.objective.phase):
-            raise ValueError(
-                f"{prefix}tasks: {task.name} needs a {task.objective.phase.__name__}; put it first, or in its own phase"
-            )
+            raise ValueError(f"{prefix}tasks: {task.name} needs a {task.objective.phase.__name__}; put it first")
 
 
 def rows_of(objective: Objective, phase: Phase, prefix: str) -> Layout:
-    """Return the row layout of an objective in a phase; UserError if the phase does not fit it.   prefix: of field
-    names in messages."""
+    """Return the layout of an objective's rows in a phase; UserError if they do not fit.   prefix: of fields."""
     try:
         return objective.rows(phase)
     except UserError as error:
@@ -335,10 +318,7 @@ def _check_teachers(recipe: Recipe) -> None:
 
 
 def check_pattern(config: Any, length: int, given: str, setting: str = "model") -> None:
-    """Raise UserError if a model's sparse pattern does not fit rows of this length.
-
-    given, setting: how messages name the length and the model.
-    """
+    """Raise UserError if a sparse pattern does not fit rows of this length.   given, setting: of length and model."""
     path = f"{setting}.pattern" if "pattern" in {field.name for field in dataclasses.fields(config)} else setting
     for name, (depth, heads) in pattern.encoders(config).items():
         if config.pattern.name != pattern.DENSE and (block := config.pattern.block) > length:
@@ -364,21 +344,13 @@ def _check_model(config: Any, objective: Objective, asks: tuple[type | str, ...]
 
 
 def to_json(recipe: Recipe) -> str:
-    """Write a recipe as readable JSON, without fields that a phase does not set; `from_json` is the inverse."""
+    """Write a recipe as readable JSON; `from_json` is the inverse."""
     fields = plain(Recipe, recipe)
     phases = list(zip(recipe.phases, fields["phases"], strict=True))
-    tasks = [pair for phase, written in phases for pair in zip(phase.tasks, written["tasks"], strict=True)]
-    for part, written in [(recipe, fields), *phases, *tasks, *zip(recipe.teachers, fields["teachers"], strict=True)]:
+    tasks = [pair for phase, written in phases for pair in zip(phase.tasks, written.get("tasks", ()), strict=True)]
+    teachers = zip(recipe.teachers, fields.get("teachers", ()), strict=True)
+    for part, written in [(recipe, fields), *phases, *tasks, *teachers]:
         written |= {name: _tagged(name, value) for name in TAGGED if (value := getattr(part, name, None)) is not None}
-    for _, written in phases:
-        for name in ("objective", "optimizer", "schedule", "global_base", "frozen", "tasks", "rates"):
-            if not written[name]:
-                del written[name]
-    if recipe.schedule.steps is None:
-        del fields["schedule"]["steps"]
-    for name in ("teachers", "lora"):
-        if not fields[name]:
-            del fields[name]
     return json.dumps(fields, indent=2) + "\n"
 
 
@@ -390,7 +362,6 @@ def from_json(text: str) -> Recipe:
         raise UserError(f"is not JSON ({error}); restore it from a copy, or write it again") from None
     if not isinstance(fields, dict):
         raise UserError("is not a recipe, which is a JSON object; write it again")
-    fields = brought_up_to_date(fields)
     objective = _of_class(fields, "objective", "")
     made = {}
     for name, build_one in {"phases": partial(_phase, objective), "teachers": partial(_part, Teacher)}.items():
@@ -448,8 +419,7 @@ def _phase(objective: Objective, fields: Any, prefix: str) -> Phase:
 
 
 def _part(cls: type, fields: Any, prefix: str, **made) -> Any:
-    """Make a dataclass of a recipe from its JSON fields.   made: fields already made.   prefix: of names in
-    messages."""
+    """Make a dataclass of a recipe from its JSON fields.   made: fields already made.   prefix: of their names."""
     _check_object(cls, fields, prefix)
     tagged = [field.name for field in dataclasses.fields(cls) if field.name in TAGGED and field.name not in made]
     made |= {name: _of_class(fields, name, prefix) for name in tagged}
@@ -463,11 +433,10 @@ def _check_object(cls: type, fields: Any, prefix: str) -> None:
 
 
 def _of_class(fields: dict, name: str, prefix: str) -> Any:
-    """Make a field of TAGGED, whose class is named as in its registry, or in older files by its Python name."""
+    """Make a field of TAGGED, whose class is named as in its registry."""
     (tag, classes), value, name = _classes(name), fields.get(name), prefix + name
     if not isinstance(value, dict):
         raise UserError(f"{name}={value!r}: must be an object with {tag} and fields")
-    known = {cls.__name__: cls for cls in classes.values()} | dict(classes)
-    if str(value.get(tag)) not in known:
+    if str(value.get(tag)) not in classes:
         raise UserError(unknown(f"{name}.{tag}: this version has no", str(value.get(tag)), classes))
-    return make(known[value[tag]], _without(value, {tag: None}), f"{name}.")
+    return make(classes[value[tag]], _without(value, {tag: None}), f"{name}.")

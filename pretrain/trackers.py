@@ -29,8 +29,7 @@ class Sink:
         """Show how many steps were dispatched; the devices may still be computing earlier ones."""
 
     def sync(self) -> None:
-        """Write everything to storage: called before a checkpoint is saved, and after an evaluation, which a resumed
-        run does not repeat."""
+        """Write everything to storage: called before a checkpoint, and after an evaluation, which is not repeated."""
 
     def close(self) -> None: ...
 
@@ -57,11 +56,8 @@ TRACKERS: dict[str, Callable[..., Any]] = {"wandb": _wandb, "trackio": _trackio}
 
 
 class Tracker(Sink):
-    """Sends metrics to one of TRACKERS. A failure never stops the run: it is reported, and nothing more is sent.
-
-    about: arguments of the tracker's function.
-    sent: (kind, step) of metrics that were sent before the run was interrupted; they are not sent again.
-    """
+    """Sends metrics to one of TRACKERS. A failure ends the tracking, not the run.   about: arguments of its
+    function.   sent: (kind, step) of metrics that were sent before the run was interrupted."""
 
     def __init__(self, name: str, about: Mapping, sent: Collection[tuple[str, int]], warn: Callable[[str], None]):
         self.name, self.sent, self.warn = name, sent, warn

@@ -33,10 +33,7 @@ def document_starts(part, split: str) -> np.ndarray:
 
 
 def follow(following: np.ndarray) -> np.ndarray:
-    """Return 0, following[0], following[following[0]], ... up to and with len(following): int64.
-
-    following: int64 [units], each above its own index.
-    """
+    """Return 0, following[0], following[following[0]], ..., len(following): int64. following: int64 [units], rising."""
     count = len(following)
     following = memoryview(following)  # indexing it is several times faster than indexing an array
     visited = array("q")

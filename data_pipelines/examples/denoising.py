@@ -32,11 +32,9 @@ LONGEST_SPAN = 1000  # tokens, on average
 
 @dataclass(frozen=True)
 class Noises:
-    """Which noises are put on a text, in the order in which they are. Raises UserError for values out of range.
-
-    The defaults are the paper's. The command of the published models (facebookresearch/fairseq, issue 1899) has
-    random=0.1 and span=3.5, and its spans count words, not tokens.
-    """
+    """Which noises are put on a text, in the order in which they are. Raises UserError for values out of range. The
+    defaults are the paper's. The command of the published models (facebookresearch/fairseq, issue 1899) has random=0.1
+    and span=3.5, and its spans count words, not tokens."""
 
     permute: float = 1.0  # share of the rows whose sentences are put in a random order
     infill: float = 0.3  # share of the tokens that are in spans, each of which becomes one [MASK]
@@ -55,17 +53,12 @@ class Noises:
             raise UserError(f"objective.noises.span={self.span}: must be from 1 to {LONGEST_SPAN} (BART: 3)")
         if self.delete == 1:
             raise UserError("objective.noises.delete=1.0: leaves no input; use a share below 1")
-        if self.infill + self.mask + self.delete > 1:
-            raise UserError(
-                f"objective.noises.infill={self.infill}, mask={self.mask} and delete={self.delete}: "
-                "must add up to at most 1"
-            )
+        if (hidden := self.infill + self.mask + self.delete) > 1:
+            raise UserError(f"objective.noises: infill + mask + delete is {hidden:g}, above 1; lower one")
         if not any(share for name, share in shares.items() if name != "random"):
             raise UserError("objective.noises: all are 0, so that inputs are targets; set at least one above 0")
         if self.random and not self.masks:
-            raise UserError(
-                f"objective.noises.random={self.random}: has no effect without infill or mask; leave it out"
-            )
+            raise UserError(f"objective.noises.random={self.random}: has no effect without infill or mask; unset it")
         if self.span != type(self).span and not self.infill:
             raise UserError(f"objective.noises.span={self.span}: has no effect without infill; set it to 3")
 
@@ -104,10 +97,7 @@ class Denoising(Framed):
     def __post_init__(self):
         super().__post_init__()
         if self.target_length != self.length:
-            raise UserError(
-                f"target_length={self.target_length}: the target is the whole text of the input; set it to "
-                f"length={self.length}"
-            )
+            raise UserError(f"target_length={self.target_length}: must be that of inputs; set it to {self.length}")
 
     def room(self, special: Mapping[str, int]) -> int:
         """Return the most tokens of text in a row."""

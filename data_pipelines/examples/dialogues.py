@@ -2,9 +2,8 @@
 al. 2019, arXiv:1904.09223, section 4.3), planned by index.
 
 A dialogue is a document, and a turn is what its adjacent sentences of one segment make up. Rows begin at every second
-turn that has one after it, so the third turn of a row is the first of the next. In half of the rows a turn, each as
-often as another, is replaced by a random one of another dialogue; the label says so. A row that is too long loses the
-ends of its longest turns.
+turn that has one after it, so the third turn of a row begins the next. In half of the rows a turn is replaced by a
+random one of another dialogue; the label says so. A row that is too long loses the ends of its longest turns.
 """
 
 from dataclasses import dataclass
@@ -15,9 +14,9 @@ import numpy as np
 from data_pipelines import noise
 from data_pipelines.errors import UserError
 from data_pipelines.examples import chunks
-from data_pipelines.examples.layout import Chosen, Feature
-from data_pipelines.examples.masking import SEGMENTS, MaskedRows, SpecialTokens
-from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER
+from data_pipelines.examples.layout import Chosen
+from data_pipelines.examples.masking import SEGMENTS, SpecialTokens
+from data_pipelines.examples.segment_pairs import SENTENCE_ORDER, Segmented
 from data_pipelines.formats.dialogue import NAMES
 
 TURNS = 3  # in a row, at most
@@ -39,25 +38,16 @@ class Plan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Dialogues(MaskedRows):
-    """Masked turns of dialogues.
-
-    In a batch types are 0, 1 and 2 in the first, second and third turn; segments are 1, and 0 at padding. The label is
-    0 if all turns are of one dialogue, 1 if one is of another, and -1 where a part has but one dialogue.
-    """
+class Dialogues(Segmented):
+    """Masked turns of dialogues. The label is 0 if all turns are of one dialogue, 1 if one is of another; a part of a
+    single dialogue has none."""
 
     least = 1 + 2 * TURNS
-
-    label: str | None = NEXT_SENTENCE
 
     def __post_init__(self):
         super().__post_init__()
         if self.label == SENTENCE_ORDER:
             raise UserError("sentence_order=True: turns of dialogues have no such label; set it to False")
-
-    @property
-    def spec(self) -> dict[str, Feature]:
-        return super().spec | ({self.label: Feature((), fill=-1)} if self.label else {})
 
     def check(self, corpus):
         super().check(corpus)
@@ -81,7 +71,8 @@ class Dialogues(MaskedRows):
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         draws = noise.bits(keys, noise.counters(SEGMENTS, 4))
         start, size, label = chosen.gather(lambda plan, rows, example: self._turns(plan, draws[rows], example))
-        return self._laid_out(chosen, keys, start, size) | ({self.label: label} if self.label else {})
+        size = np.minimum(size, _cap(size, self.length - 1 - np.count_nonzero(size, axis=1))[:, None])
+        return self.laid_out(chosen, keys, start, size) | ({self.label: label} if self.label else {})
 
     def _turns(self, plan, draws, example):
         """Return where turns begin and their sizes (int64 [n, 3], in tokens; size 0: no third turn), and the labels."""
@@ -100,35 +91,6 @@ class Dialogues(MaskedRows):
         real = np.arange(TURNS) < count[:, None]
         there = np.where(real, there, 0)
         return plan.turns[there], (plan.turns[there + 1] - plan.turns[there]) * real, label
-
-    def _laid_out(self, chosen, keys, start, size):
-        """Return the row arrays, masked, for turns of int64 [n, 3] starts and sizes."""
-        real_turns = size > 0
-        size = np.minimum(size, _cap(size, self.length - 1 - real_turns.sum(axis=1))[:, None])
-        ends = 1 + np.cumsum(size + real_turns, axis=1)  # after each turn's [SEP]
-        begins = np.concatenate([np.ones_like(ends[:, :1]), ends[:, :-1]], axis=1)
-        column = np.arange(self.length)
-        real = column < ends[:, -1:]
-        types = ((column >= begins[:, 1:2]).astype(np.int32) + (column >= begins[:, 2:])) * real
-        row, separators = np.arange(len(keys))[:, None], np.where(real_turns, ends - 1, 0)
-        maskable = real.copy()
-        maskable[row, separators] = maskable[:, 0] = False
-
-        def read(field):
-            values = chosen.read(field, start[:, 0] - 1, self.length)
-            for turn in range(1, TURNS):
-                of_turn = chosen.read(field, start[:, turn] - begins[:, turn], self.length)
-                np.copyto(values, of_turn, where=types == turn)
-            return values
-
-        special = chosen.plans[0].special
-        tokens = read("tokens").astype(np.int32)
-        np.copyto(tokens, special.pad, where=~real)
-        tokens[row, separators] = special.sep
-        tokens[:, 0] = special.cls
-        starts = lambda field: read(field) | ~maskable
-        masked = self.masked(tokens, special, keys, maskable, size.sum(axis=1), starts)
-        return {"tokens": tokens, "types": types, "segments": real.astype(np.int32)} | masked
 
 
 def _cap(size: np.ndarray, room: np.ndarray) -> np.ndarray:

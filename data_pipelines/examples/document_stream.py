@@ -8,12 +8,9 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples import chunks
 from data_pipelines.examples.layout import Piece
-from data_pipelines.formats.values import CODE
 from data_pipelines.order import permute
 from data_pipelines.tokenizers.made import text_end
 from data_pipelines.tokenizers.prefixes import role_of
-
-OLD_CODES = "codes"  # in older corpora, the field of control codes, by sentence
 
 
 class DocumentStream:
@@ -55,9 +52,8 @@ class DocumentStream:
             self._count_sentences(longest)
 
     def read(self, start: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Read stretches of the stream. Returns, one stretch after the other, tokens int32 [sum of sizes], and each
-        token's document's place in the order, int64. start, size: int64 [stretches], within the stream, at least one
-        token each."""
+        """Read stretches of the stream: one after the other, tokens int32 [sum of sizes], and each token's document's
+        place in the order, int64. start, size: int64 [stretches], within the stream, at least one token each."""
         starts, end = self._starts, start + size
         first = np.searchsorted(starts, start, "right") - 1
         count = np.searchsorted(starts, end, "left") - first
@@ -76,9 +72,8 @@ class DocumentStream:
         return tokens, np.repeat(place, lengths)
 
     def rows(self, example: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Cut the stream every `length` tokens. Returns, for examples (int64 [n]), their tokens and the one after them
-        (0 past the end), int32 [n, length + 1], and each token's document's place in the order (-1 past the end), int64
-        [n, length + 1]."""
+        """Cut the stream every `length` tokens. Returns, for examples (int64 [n]), their tokens and the one after them,
+        int32 [n, length + 1], and their documents' places in the order, int64; past the end 0 and -1."""
         start = example * length
         size = np.minimum(length + 1, self.total - start)
         there = np.arange(length + 1) < size[:, None]
@@ -123,6 +118,11 @@ class DocumentStream:
         self.sentences = np.append(places, self.total)
 
 
+def whole(part, split: str) -> Piece:
+    """Return the piece that is a whole part."""
+    return Piece(part, 0, int(part.sentences(split)[-1]) + len(part.documents(split)) - 1)
+
+
 def _documents(piece, split):
     """Return, for the documents in a piece, where each begins in the part's tokens, its size with its end token, and
     whether the piece has that token: int64, int64 and bool [documents]."""
@@ -142,24 +142,20 @@ def prefix_tokens(part, split: str) -> np.ndarray | None:
     name = prefix_field(corpus)
     if name is None:
         return None
-    of_role, field = CODE if name == OLD_CODES else name, corpus.fields[name]
-    tokens = np.array([corpus.special[role_of(of_role, value)] for value in field.values], np.int32)
-    found = tokens[part.column(split, name)]
-    return found[part.documents(split)[:-1]] if field.per == "sentence" else found
+    tokens = [corpus.special[role_of(name, value)] for value in corpus.fields[name].values]
+    return np.array(tokens, np.int32)[part.column(split, name)]
 
 
 def prefix_field(corpus: Corpus) -> str | None:
     """Return the name of the value that stands before each document; None if the corpus has no such value."""
-    return next((name for name, field in corpus.fields.items() if field.prefix or name == OLD_CODES), None)
+    return next((name for name, field in corpus.fields.items() if field.prefix), None)
 
 
 def end_token(corpus: Corpus) -> int:
     """Return the token that ends a document: the special token 'eod', else 'sep'. Raises UserError without either."""
     if (end := text_end(corpus.special)) is not None:
         return end
-    raise UserError(
-        f"corpus {corpus.path} has no eod or sep token to end documents; prepare it with --end-of-text, which adds one"
-    )
+    raise UserError(f"corpus {corpus.path} has no eod or sep token to end documents; prepare it with --end-of-text")
 
 
 def counts_with_ends(corpus: Corpus, more: Sequence[int] = (), codes: bool = False) -> np.ndarray:

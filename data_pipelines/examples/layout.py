@@ -67,10 +67,7 @@ class Layout(abc.ABC):
 
 
 class RowLayout(Layout):
-    """A layout of rows that stand alone.
-
-    copies: the number of keys of an example, which epochs use in turn; 0: a new key in every epoch.
-    """
+    """A layout of rows that stand alone.   copies: keys of an example, which epochs use in turn; 0: always new ones."""
 
     copies = 0
 
@@ -84,11 +81,9 @@ class RowLayout(Layout):
 
 
 class StreamLayout(Layout):
-    """A layout of rows that continue the same row of the batch before, in a stream of documents.
-
-    The number of tokens of a stream determines its examples, and how many steps so many rows have. Examples and rows
-    are divided into `multiple` equal ways, each a sequence of its own, for instance if half of the rows run backwards.
-    """
+    """A layout of rows that continue the same row of the batch before, in a stream of documents. The number of tokens
+    of a stream determines its examples, and how many steps so many rows have. Examples and rows are divided into
+    `multiple` equal ways, each a sequence of its own, for instance if half of the rows run backwards."""
 
     @abc.abstractmethod
     def number(self, total: int) -> int:
@@ -148,8 +143,7 @@ class Chosen:
         return [(plan, rows, self.example[rows]) for plan, rows in groups if len(rows)]
 
     def gather(self, function: Callable) -> tuple[np.ndarray, ...]:
-        """Call function(plan, rows, examples) for each group, which returns arrays [m, ...] for its m rows; join the
-        arrays of all groups: [n, ...]."""
+        """Call function(plan, rows, examples), which returns arrays [m, ...], for each group; join them: [n, ...]."""
         if len(self.groups) == 1:
             return function(*self.groups[0])
         gathered = None

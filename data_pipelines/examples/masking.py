@@ -55,30 +55,19 @@ class Masking:
         if not 0 < self.rate <= 1:
             raise UserError(f"objective.masking.rate={self.rate}: must be above 0 and at most 1 (BERT: 0.15)")
         if not (0 <= self.mask <= 1 and 0 <= self.random <= 1 and self.mask + self.random <= 1):
-            raise UserError(
-                f"objective.masking.mask={self.mask} and random={self.random}: must be at least 0 "
-                "and add up to at most 1 (BERT: 0.8 and 0.1)"
-            )
+            raise UserError(f"objective.masking.mask={self.mask}, random={self.random}: must be shares of a whole")
         if self.ngrams and not (min(self.ngrams) >= 0 and 0 < sum(self.ngrams) < inf):
-            raise UserError(
-                f"objective.masking.ngrams={self.ngrams}: must be weights of at least 0 with a sum above 0 "
-                "(ALBERT: 1 0.5 0.3333)"
-            )
+            raise UserError(f"objective.masking.ngrams={self.ngrams}: must be weights, not all 0 (ALBERT: 1 0.5 0.33)")
         if self.fate not in FATES:
             raise UserError(f"objective.masking.fate={self.fate!r}: use one of {', '.join(FATES)}")
         if self.similar and self.fate != "unit":
-            raise UserError(
-                f"objective.masking.similar=True with fate={self.fate!r}: units become similar words; use fate='unit'"
-            )
+            raise UserError(f"objective.masking.similar=True with fate={self.fate!r}: these are units; use fate='unit'")
         if not 0 <= self.copies < 2**31:
-            raise UserError(
-                f"objective.masking.copies={self.copies}: must be at least 0 (always new) and below 2**31 (BERT: 10)"
-            )
+            raise UserError(f"objective.masking.copies={self.copies}: must be from 0 to 2**31 - 1 (BERT: 10)")
 
 
 class SpecialTokens(NamedTuple):
-    """Ids that the layouts and the masking put in, the ids to draw random tokens from (int32 [m]), and the similar
-    words of a corpus that has any."""
+    """Ids that layouts and masking put in, those to draw random tokens from (int32 [m]), and similar words, if any."""
 
     pad: int
     cls: int
@@ -97,7 +86,7 @@ class SpecialTokens(NamedTuple):
 
 def has_similar_words(corpus: Corpus) -> bool:
     """Return whether a corpus was prepared with similar words."""
-    return f"tables/{TABLES[0]}.npy" in corpus.manifest.get("tables", {})
+    return f"tables/{TABLES[0]}.npy" in corpus.manifest["tables"]
 
 
 def ordinary_tokens(corpus: Corpus) -> np.ndarray:
@@ -113,11 +102,8 @@ def predictions(length: int, rate: float) -> int:
 @dataclass(frozen=True)
 class MaskedRows(RowLayout):
     """Base of masked layouts. A batch holds tokens, types, segments, the prediction arrays of `mask` and, with
-    global_tokens, `globals`: the positions of so many tokens, which in a sparse pattern see all tokens and are seen by
-    all.
-
-    Raises UserError for more global tokens than the row has tokens.
-    """
+    global_tokens, `globals`: the positions of so many tokens, which a sparse pattern lets see all and be seen by all.
+    Raises UserError for more global tokens than the row has tokens."""
 
     masks: Masking = Masking()  # BERT's
     _: KW_ONLY
@@ -150,10 +136,7 @@ class MaskedRows(RowLayout):
                 f"such units begin; use one of {', '.join(units)}, or prepare it with --units"
             )
         if self.masks.similar and not has_similar_words(corpus):
-            raise UserError(
-                f"objective.masking.similar=True: corpus {corpus.path} has no similar words; prepare it with "
-                "--similar-words FILE"
-            )
+            raise UserError(f"objective.masking.similar=True: corpus {corpus.path} has none; add --similar-words")
 
     def masked(
         self,
@@ -222,8 +205,8 @@ def mask(
 
 
 def _corrupted(masking, special, keys, targets, begins):
-    """Return what the chosen tokens become: int32 [batch, slots]. begins: bool, the slots that share no fate with the
-    one before; None if none does."""
+    """Return what the chosen tokens become: int32 [batch, slots]. begins: bool, slots with their own fate; None:
+    all."""
     slots = targets.shape[1]
     fate = noise.bits(keys, noise.counters(FATE, slots))
     if begins is not None:
@@ -280,9 +263,8 @@ def _run_ends(ngrams, keys, count):
 
 
 def choose(keys: np.ndarray, stream: int, maskable: np.ndarray, wanted: np.ndarray, slots: int) -> np.ndarray:
-    """Choose `wanted` (int64 [batch]) of the maskable tokens (bool [batch, length]) per row, every set of that size
-    with the same probability. Returns positions, uint32 [batch, slots], in random order, then `length` in unused slots.
-    stream: of the draws."""
+    """Choose `wanted` (int64 [batch]) of the maskable tokens (bool [batch, length]) per row, every set with the same
+    probability. Returns positions, uint32 [batch, slots], in random order, then `length` in unused slots."""
     length = maskable.shape[1]
     positions = _shuffled(keys, noise.counters(stream, length), maskable, length)[:, :slots]
     positions = (positions & _numbers(length)).astype(np.uint32)
@@ -325,11 +307,8 @@ def _choose_units(keys, maskable, starts, wanted, slots):
 
 
 def _fitting(sizes, room):
-    """Take each unit that fits in what is left of the room.
-
-    sizes: int32 [rows, units], in their random order, 0 where there is none; room: int32 [rows]. Returns bool [rows,
-    units], True at the units taken, and the room that is left.
-    """
+    """Take each unit that fits in what is left of the room.   sizes: int32 [rows, units], in their random order, 0
+    where there is none; room: int32 [rows]. Returns bool [rows, units], which are taken, and the room that is left."""
     # The units up to the first one that does not fit, then one more at a time
     ends = np.cumsum(sizes, axis=1, dtype=np.int32)
     taken = ends <= room[:, None]

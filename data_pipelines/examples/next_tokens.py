@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.chunks import document_starts
-from data_pipelines.examples.document_stream import DocumentStream, end_token, prefix_tokens
-from data_pipelines.examples.layout import Chosen, Feature, Layout, Piece, RowLayout, StreamLayout
+from data_pipelines.examples.document_stream import DocumentStream, end_token, prefix_tokens, whole
+from data_pipelines.examples.layout import Chosen, Feature, Layout, RowLayout, StreamLayout
 
 NUMBERS = 2**31 - 1  # segment numbers that fit int32
 
@@ -19,8 +18,7 @@ class NextTokens(Layout):
     """Base of next-token layouts, of documents that an end token ends. A batch holds tokens, targets (the next token),
     segments (0 if there is none), weights and, with `restart`, `positions` that begin with 0 in every document.
 
-    separate: whether segments number the documents in the row, from 1 on, so that attention stays within one; otherwise
-    they are all 1.
+    separate: segments number the documents in the row, from 1 on, so that attention stays within one; else all are 1.
     """
 
     separate = restart = False
@@ -73,11 +71,8 @@ class PackedDocuments(NextTokens, RowLayout):
     restart: bool = False
 
     def plan(self, part, split: str, seed: int) -> DocumentsPlan:
-        documents = len(part.documents(split)) - 1
-        whole = Piece(part, 0, int(part.sentences(split)[-1]) + documents)
-        prefixes = prefix_tokens(part, split)
-        stream = DocumentStream([whole], split, seed, 0, prefixes=prefixes)
-        targets = max(stream.total - (prefixes is None), 0)
+        stream = DocumentStream([whole(part, split)], split, seed, 0, prefixes=prefix_tokens(part, split))
+        targets = max(stream.total - (stream.prefixes is None), 0)
         return DocumentsPlan(stream, -(-targets // self.length))
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
@@ -134,12 +129,9 @@ class ContiguousStreams(NextTokens, StreamLayout):
 
 
 class StridesPlan(NamedTuple):
-    """The documents of a part in stored order.
-
-    offsets, sizes: each document's first token, and its number of tokens.   rows: int64 [documents + 1], rows before
-    each document.
-    prefixes: int32 [documents], the token of each document's value; None if there is none.   number: of rows.
-    """
+    """The documents of a part in stored order.   offsets, sizes: each document's first token, and its number of tokens.
+    rows: int64 [documents + 1], rows before each document.   prefixes: int32 [documents], the token of each document's
+    value; None if there is none.   number: of rows."""
 
     part: Any
     split: str
@@ -199,12 +191,8 @@ class StridedDocuments(NextTokens, RowLayout):
 
 
 class PairsPlan(NamedTuple):
-    """The documents of a part.
-
-    input_begins, target_begins, inputs, targets: int64 [documents], where the input and the target begin, and their
-    tokens.
-    prefixes: as in `StridesPlan`.   number: of documents.
-    """
+    """The documents of a part.   input_begins, target_begins, inputs, targets: int64 [documents], where the input and
+    the target begin, and their tokens.   prefixes: as in `StridesPlan`.   number: of documents."""
 
     part: Any
     split: str
@@ -217,7 +205,7 @@ class PairsPlan(NamedTuple):
 
 
 class PairLayout(RowLayout):
-    """Base of layouts with one document per row, of two segments: an input and its target."""
+    """Base of layouts with one document per row, an input and its target, of two segments in the corpus's order."""
 
     prefixed = True
 
@@ -226,10 +214,22 @@ class PairLayout(RowLayout):
 
     def check(self, corpus):
         super().check(corpus)
-        check_pairs(corpus)
+        segments = corpus.fields["segments"].values if "segments" in corpus.fields else ("text",)
+        if len(segments) != 2:
+            raise UserError(
+                f"corpus {corpus.path} has documents of {', '.join(segments)}, where rows of input and target need two "
+                "segments: prepare it with --field INPUT --field TARGET, or of a parallel: source"
+            )
 
     def plan(self, part, split: str, seed: int) -> PairsPlan:
-        return plan_pairs(part, split)
+        sentences, documents = part.sentences(split), part.documents(split)
+        is_target = part.column(split, "segments") == 1
+        before = np.append(0, np.cumsum(np.diff(sentences) * is_target))[documents]
+        offsets, targets = sentences[documents], np.diff(before)
+        begins, inputs = offsets[:-1], np.diff(offsets) - targets
+        turned = is_target[documents[:-1]]  # a source added later may name its fields in another order
+        places = begins + np.where(turned, targets, 0), begins + np.where(turned, 0, inputs)
+        return PairsPlan(part, split, *places, inputs, targets, prefix_tokens(part, split), len(inputs))
 
 
 @dataclass(frozen=True)
@@ -237,13 +237,11 @@ class InputTarget(PairLayout, NextTokens):
     """Documents of two segments, an input and its target, as texts for a decoder: translation, summaries. Radford et
     al. 2018 (section 3.3) put a delimiter between two texts; so a summary is learnt as a continuation.
 
-    A row is one document: its control code or other value's token, if it has one, the input, a delimiter, the target
-    and an end token, padded.
+    A row is one document: its value's token, if it has one, the input, a delimiter, the target, an end token, padding.
 
-    The input is the segment that the corpus names first, the target the other one. The delimiter is the corpus's 'sep'
-    if 'eod' ends documents; otherwise it is the end token too. If a row is too short, the end of the input is cut, then
-    the end of the target. Weights are 1 where a token of the document is predicted, or of its target alone; with
-    `auxiliary`, auxiliary_weights are 1 at its other tokens.
+    The delimiter is the corpus's 'sep' if 'eod' ends documents; otherwise it is the end token too. If a row is too
+    short, the end of the input is cut, then the end of the target. Weights are 1 where a token of the document is
+    predicted, or of its target alone; with `auxiliary`, auxiliary_weights are 1 at its other tokens.
     """
 
     least = 2
@@ -265,8 +263,7 @@ class InputTarget(PairLayout, NextTokens):
         return arrays
 
     def _read(self, plan: PairsPlan, _, example: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return rows with the token after them, int32 [n, length + 1]; which next tokens exist, and which belong to
-        the target or end it: bool [n, length]."""
+        """Return rows with the token after them, int32 [n, length + 1]; which of these exist, and which are targets."""
         place, end = np.arange(self.length + 1), end_token(plan.part.corpus)
         inputs, targets = plan.inputs[example], plan.targets[example]
         lead = int(plan.prefixes is not None)
@@ -282,28 +279,6 @@ class InputTarget(PairLayout, NextTokens):
         if lead:
             row[:, 0] = plan.prefixes[example]
         return row, place[1:] <= last, place[1:] > delimiter
-
-
-def check_pairs(corpus: Corpus) -> None:
-    """Raise UserError unless the corpus's documents have two segments."""
-    segments = corpus.fields["segments"].values if "segments" in corpus.fields else ("text",)
-    if len(segments) != 2:
-        raise UserError(
-            f"corpus {corpus.path} has documents of {', '.join(segments)}, where rows of input and target need two "
-            "segments: prepare it with --field INPUT --field TARGET, or of a parallel: source"
-        )
-
-
-def plan_pairs(part, split: str) -> PairsPlan:
-    """Plan the documents of a part; the input is the segment that the corpus names first, the target the other one."""
-    sentences, documents = part.sentences(split), part.documents(split)
-    is_target = part.column(split, "segments") == 1
-    before = np.append(0, np.cumsum(np.diff(sentences) * is_target))[documents]
-    offsets, targets = sentences[documents], np.diff(before)
-    begins, inputs = offsets[:-1], np.diff(offsets) - targets
-    turned = is_target[documents[:-1]]  # a source added later may name its fields in another order
-    places = begins + np.where(turned, targets, 0), begins + np.where(turned, 0, inputs)
-    return PairsPlan(part, split, *places, inputs, targets, prefix_tokens(part, split), len(inputs))
 
 
 def delimiter_token(special: Mapping[str, int]) -> int:

@@ -1,5 +1,4 @@
-"""Full sentences packed across documents, [CLS] sentences [SEP] the next document's sentences [SEP] ...,
-planned by index.
+"""Full sentences packed across documents, [CLS] sentences [SEP] the next document's sentences [SEP], planned by index.
 
 RoBERTa's FULL-SENTENCES (Liu et al. 2019, section 4.2): a row takes sentences in corpus order until the next one does
 not fit; a [SEP] closes each document in it, and the row. A sentence longer than the row is cut. In its DOC-SENTENCES a
@@ -40,12 +39,9 @@ class Plan(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Where the text of rows lies: [CLS] text [SEP] text ... [SEP].
-
-    start, size: int64 [n], the first token of each row in its part, and its number of tokens. row, separator: int64
-    [separators], row and column of each [SEP] between documents. real: bool [n, length], no padding. text: bool [n,
-    length], neither padding nor special tokens.
-    """
+    """Where the text of rows lies: [CLS] text [SEP] text ... [SEP].   start, size: int64 [n], the first token of each
+    row in its part, and its number of tokens. row, separator: int64 [separators], row and column of each [SEP] between
+    documents. real: bool [n, length], no padding. text: bool [n, length], neither padding nor special tokens."""
 
     start: np.ndarray
     size: np.ndarray
@@ -64,9 +60,8 @@ class Frame(NamedTuple):
 class PackedSentences(MaskedRows):
     """Masked rows of packed sentences; in an epoch every token comes exactly once.
 
-    In a batch types are 0. Segments number the documents in the row from 1 ([CLS] belongs to the first, a [SEP] to the
-    document that it closes), and are 0 at padding: attention stays within a segment. With cross_document_attention all
-    real tokens are in segment 1.
+    In a batch types are 0. Segments number the documents in the row from 1, with [CLS] in the first and a [SEP] in the
+    one that it closes, and are 0 at padding. With cross_document_attention all real tokens are in segment 1.
 
     one_document: whether a row ends with its document.   cut: whether documents are cut so that rows are full; the last
     token of a row is padding where a document would end just after it.
@@ -151,10 +146,7 @@ class SentenceGlobals(PackedSentences):
     def __post_init__(self):
         super().__post_init__()
         if not 1 <= self.globals <= self.length:
-            raise UserError(
-                f"globals={self.globals} with length={self.length}: must be from 1 to {self.length}, since "
-                "each summarises a sentence of the row (BigBird: 256 for 4096)"
-            )
+            raise UserError(f"globals={self.globals} with length={self.length}: must be from 1 to {self.length}")
 
     @property
     def spec(self) -> dict[str, Feature]:

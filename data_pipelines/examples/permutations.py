@@ -61,8 +61,7 @@ class PermutedSpans(StreamLayout):
 
     A batch holds tokens; types (0 in the reused part and A SEP, 1 in B SEP, 2 at CLS); segments (1); ranks and
     thresholds (see the module); prediction_positions (ascending, 0 where unused), prediction_targets and
-    prediction_weights; reversed (1 if the row runs backwards). CLS and the two SEP are never predicted; the tokens that
-    end documents are ordinary text.
+    prediction_weights; reversed (1 if the row runs backwards). CLS and the two SEP are never predicted; end tokens are.
 
     Raises UserError if the parts of a row do not fit its length.
     """
@@ -202,9 +201,8 @@ def visibility(
     """Return ranks and thresholds, both int32 [n, length], of a factorisation order.
 
     permuted: int [n, m], the positions that the order permutes; the others come before them all and see each other and
-    themselves. order: [n, m] of any sortable dtype, the sort keys of these positions, those of the reused part before
-    the rest. predicted: bool [m], positions that do not see themselves. reuse: positions below it see nothing of the
-    rest, which sees all of them.
+    themselves. order: [n, m], the sort keys of these positions, those of the reused part before the rest. predicted:
+    bool [m], positions that do not see themselves. reuse: positions below it see nothing of the rest.
     """
     rows = len(permuted)
     row = np.arange(rows)[:, None]
@@ -220,10 +218,8 @@ def visibility(
 
 
 def _chosen(permuting, keys, begin, size, wanted):
-    """Choose `wanted` of the positions begin .. begin + size - 1 to predict: int32 [n, wanted], ascending.
-
-    Positions in spans come first, then single ones until there are enough.
-    """
+    """Choose `wanted` of the positions begin .. begin + size - 1 to predict: int32 [n, wanted], ascending. Positions in
+    spans come first, then single ones until there are enough."""
     bits = (size - 1).bit_length() if size else 0
     low = np.uint32((1 << bits) - 1)
     position = np.arange(size, dtype=np.uint32)

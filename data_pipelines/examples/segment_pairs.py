@@ -4,8 +4,7 @@ A chunk is a run of whole sentences of one document that reaches a target length
 chunks, a length drawn uniformly from 2 up to it. The run is split in two between sentences. With next-sentence
 prediction half of the rows keep the second part as B (label 0); in the other half B begins at a random sentence of
 another document (label 1). With sentence-order prediction (ALBERT, Lan et al. 2019, section 3.1) the other half has the
-two parts exchanged (label 1, as in Hugging Face's `sentence_order_label`). Pairs that are too long lose tokens at both
-ends, from the longer segment first.
+two parts exchanged (label 1, as in Hugging Face). A pair too long loses tokens at both ends, the longer segment first.
 
 Two things differ from BERT's own data. First, every epoch draws anew which half a row is in, its split and its random B
 (BERT stored ten fixed copies), so sentences that a random B displaces are seen in other epochs, not handed to the next
@@ -31,9 +30,8 @@ NEXT_SENTENCE, SENTENCE_ORDER = "next_sentence", "sentence_order"  # the labels 
 
 
 class Plan(NamedTuple):
-    """units: where sentences begin, in tokens, then the end. documents: the units that begin them, then the number of
-    units. chunks: the units that begin chunks, then the number of units. of: the document of each chunk. All int64.
-    key: of the chunks' target lengths."""
+    """units: where sentences begin, in tokens, then the end. documents, chunks: the units that begin them, then the
+    number of units. of: the document of each chunk. All int64. key: of the chunks' target lengths."""
 
     part: Any
     split: str
@@ -47,22 +45,52 @@ class Plan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SegmentPairs(MaskedRows):
-    """Masked segment pairs.
-
-    In a batch types are 1 in B [SEP], else 0; segments are 1, and 0 at padding. The label has its own name: 0 if B
-    follows A; 1 if B is random (NEXT_SENTENCE) or A follows B (SENTENCE_ORDER). For NEXT_SENTENCE, a chunk of one
-    sentence gets a random B of the same part, as in BERT. With another label, none, or a single document it stands
-    alone, as [CLS] A [SEP], with label -1: no label.
-    """
-
-    least = 5
+class Segmented(MaskedRows):
+    """Base of masked rows of several segments, [CLS] A [SEP] B [SEP] ... In a batch types number the segments from 0;
+    segments are 1, and 0 at padding. label: the name of the rows' label, which is -1 in a row without one."""
 
     label: str | None = NEXT_SENTENCE
 
     @property
     def spec(self) -> dict[str, Feature]:
         return super().spec | ({self.label: Feature((), fill=-1)} if self.label else {})
+
+    def laid_out(self, chosen: Chosen, keys: np.ndarray, start: np.ndarray, size: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the row arrays, masked. start, size: int64 [n, segments], in tokens; those of size 0 are not there."""
+        there = size > 0
+        ends = (1 + np.cumsum(size + there, axis=1)).astype(np.int32)  # after each segment's [SEP]
+        begins = np.concatenate([np.ones_like(ends[:, :1]), ends[:, :-1]], axis=1)
+        column = np.arange(self.length, dtype=np.int32)
+        real = column < ends[:, -1:]
+        types = sum((column >= begin[:, None]).astype(np.int32) for begin in begins.T[1:]) * real
+        row, separators = np.arange(len(keys))[:, None], np.where(there, ends - 1, 0)
+        maskable = real.copy()
+        maskable[row, separators] = maskable[:, 0] = False
+
+        def read(field):  # stretches aligned with their places in the row, so no index per token
+            values = chosen.read(field, start[:, 0] - 1, self.length)
+            for segment in range(1, start.shape[1]):
+                of_segment = chosen.read(field, start[:, segment] - begins[:, segment], self.length)
+                np.copyto(values, of_segment, where=types == segment)
+            return values
+
+        special = chosen.plans[0].special
+        tokens = read("tokens").astype(np.int32)
+        np.copyto(tokens, special.pad, where=~real)
+        tokens[row, separators] = special.sep
+        tokens[:, 0] = special.cls
+        starts = lambda field: read(field) | ~maskable
+        masked = self.masked(tokens, special, keys, maskable, size.sum(axis=1), starts)
+        return {"tokens": tokens, "types": types, "segments": real.astype(np.int32)} | masked
+
+
+@dataclass(frozen=True)
+class SegmentPairs(Segmented):
+    """Masked segment pairs. The label is 0 if B follows A; 1 if B is random (NEXT_SENTENCE) or A follows B
+    (SENTENCE_ORDER). For NEXT_SENTENCE, a chunk of one sentence gets a random B of the same part, as in BERT. With
+    another label, none, or a single document it stands alone, as [CLS] A [SEP], without a label."""
+
+    least = 5
 
     @property
     def _room(self):
@@ -83,7 +111,7 @@ class SegmentPairs(MaskedRows):
         draws = noise.bits(keys, noise.counters(SEGMENTS, TRIM + 2 * trims))
         start, size, label = self._segments(chosen, draws)
         start, size = truncated(start, size, self._room, draws[:, TRIM:].reshape(-1, 2, trims))
-        made = self._laid_out(chosen, keys, start, size)
+        made = self.laid_out(chosen, keys, start, size)
         return made | self._added(made, draws, label)
 
     def _added(self, made, draws, label):
@@ -97,16 +125,13 @@ class SegmentPairs(MaskedRows):
         return np.where(draw < short, 2 + draw * np.int64(self._room - 1) // short, self._room)
 
     def _chunk_ends(self, key, units):
-        """Return the unit after a chunk that begins at each unit: where its target is reached, if its document goes
-        on."""
+        """Return the unit after a chunk that begins at each unit: where its target is reached in its document."""
         begin = units[:-1]
         return np.searchsorted(units, begin + self._targets(key, np.arange(len(begin))))
 
     def _segments(self, chosen, draws):
         """Return segments A and B before truncation (start and size, int64 [n, 2], in tokens) and the label, int32 [n].
-
-        Plans are called as rarely as possible: a batch has rows of many plans, a few of each.
-        """
+        Plans are called as rarely as possible: a batch has rows of many plans, a few of each."""
         first, last, document, documents, key = chosen.gather(_chunks)
         split = first + 1 + noise.below(draws[:, SPLIT], np.maximum(last - first - 1, 1))
         units = np.stack([first, split, last], 1)
@@ -135,42 +160,13 @@ class SegmentPairs(MaskedRows):
         return start, end - start, label
 
     def _reached(self, units, unit, goal):
-        """Return the first unit boundary after each unit that is at or beyond a goal, at most `length` tokens away:
-        int64 [n].
-
-        Steps of halving size stay near the unit: a binary search over a large corpus misses the cache.
-        """
+        """Return the first boundary after each unit at or beyond a goal, at most `length` tokens away: int64 [n]. Steps
+        of halving size stay near the unit: a binary search over a large corpus misses the cache."""
         last = len(units) - 1
         for step in reversed(range(self.length.bit_length())):
             ahead = np.minimum(unit + (1 << step), last)
             unit = np.where(units[ahead] < goal, ahead, unit)
         return units[np.minimum(unit + 1, last)]
-
-    def _laid_out(self, chosen, keys, start, size):
-        """Return the row arrays for segments A and B (start and size, int64 [n, 2]), masked."""
-        row, column = np.arange(len(keys)), np.arange(self.length, dtype=np.int32)
-        middle = size[:, 0] + 1  # A's [SEP]
-        end = middle + 1 + size[:, 1] + (size[:, 1] > 0)
-        in_a = column < middle.astype(np.int32)[:, None]
-        real = column < end.astype(np.int32)[:, None]
-        maskable = real.copy()
-        maskable[:, 0] = maskable[row, middle] = maskable[row, end - 1] = False
-
-        def read(field):  # both stretches aligned with their places in the row, so no index per token
-            values = chosen.read(field, start[:, 1] - middle - 1, self.length)
-            np.copyto(values, chosen.read(field, start[:, 0] - 1, self.length), where=in_a)
-            return values
-
-        special = chosen.plans[0].special
-        tokens = read("tokens").astype(np.int32)
-        np.copyto(tokens, special.pad, where=~real)
-        tokens[:, 0] = special.cls
-        tokens[row, middle] = tokens[row, end - 1] = special.sep
-        starts = lambda field: read(field) | ~maskable
-        masked = self.masked(tokens, special, keys, maskable, size.sum(axis=1), starts)
-        in_b = real & ~in_a
-        in_b[row, middle] = False
-        return {"tokens": tokens, "types": in_b.astype(np.int32), "segments": real.astype(np.int32)} | masked
 
 
 @dataclass(frozen=True)
@@ -193,8 +189,7 @@ class SentencePairs(SegmentPairs):
 
 
 def _chunks(plan, _, example):
-    """Return each example's first unit, the unit after its last, its document, the number of documents, the plan's
-    key."""
+    """Return each example's first unit, the unit after its last, its document, the number of these, the plan's key."""
     document, same = plan.of[example], np.ones(len(example), np.int64)
     documents, key = same * (len(plan.documents) - 1), np.full(len(example), plan.key, np.uint64)
     return plan.chunks[example], plan.chunks[example + 1], document, documents, key
@@ -202,10 +197,8 @@ def _chunks(plan, _, example):
 
 def truncated(start: np.ndarray, size: np.ndarray, room: int, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Cut pairs to a row's room: each token too many leaves the longer segment, at its front or back by a coin.
-
     start, size: int64 [n, 2], the segments in tokens. bits: uint32 [n, 2, words], the coins: a segment may lose up to
-    32 * words tokens. Returns the new start and size.
-    """
+    32 * words tokens. Returns the new start and size."""
     # The result of BERT's loop "drop a token of A if A is longer, else one of B"
     kept_b = np.minimum(size[:, 1], np.maximum(room - size[:, 0], room // 2))
     kept = np.stack([np.minimum(size[:, 0], room - kept_b), kept_b], 1)

@@ -75,10 +75,8 @@ def sizes_of(length: int, corruption: Corruption) -> Sizes:
 
 @dataclass(frozen=True)
 class SpanCorruption(Stretches):
-    """Stretches of text with spans replaced, which fill inputs and targets.
-
-    Raises UserError if target_length is not the length that follows from the other settings.
-    """
+    """Stretches of text with spans replaced, which fill inputs and targets. Raises UserError if target_length is not
+    the length that follows from the other settings."""
 
     corruption: Corruption = Corruption()
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from data_pipelines import noise
 from data_pipelines.errors import UserError
-from data_pipelines.examples.document_stream import DocumentStream, end_token
-from data_pipelines.examples.layout import Chosen, Feature, Piece, RowLayout
+from data_pipelines.examples.document_stream import DocumentStream, end_token, whole
+from data_pipelines.examples.layout import Chosen, Feature, RowLayout
 from data_pipelines.examples.next_tokens import DocumentsPlan, PairLayout, PairsPlan
 from data_pipelines.tokenizers.made import text_end
 
@@ -22,8 +22,7 @@ CUT = 0  # the stream of draws for where a text is cut
 class TextToText(RowLayout):
     """Base of text-to-text layouts. A batch holds tokens and segments [length] for the encoder; decoder_tokens (the
     start token, then the targets shifted by one), decoder_segments, targets and weights [target_length] for the
-    decoder. Segments and weights are 1, and 0 at padding. least_target: the shortest target_length with room for
-    text."""
+    decoder. Segments and weights are 1, and 0 at padding. least_target: the shortest target_length."""
 
     least, least_target = 4, 2
 
@@ -53,8 +52,7 @@ class TextToText(RowLayout):
 @dataclass(frozen=True)
 class Framed(TextToText):
     """Base of layouts with a frame around inputs and targets: an end token after them and, if `start` is END and the
-    vocabulary has it, the cls token before them (BART).   start: the decoder's start token, PAD or END (the end token).
-    """
+    vocabulary has it, the cls token before them (BART).   start: the decoder's start token, PAD or END."""
 
     _: KW_ONLY
     start: str = PAD
@@ -71,17 +69,15 @@ class Framed(TextToText):
 
 @dataclass(frozen=True)
 class Pairs(PairLayout, Framed):
-    """Rows of one document each, of two segments: an encoder row with the document's control code or other value's
-    token, if it has one, and the input; and a decoder row with the target. Both are framed; segments that do not fit
-    are cut at their ends."""
+    """Rows of one document each, of two segments: an encoder row with the token of the document's value, if it has one,
+    and the input; and a decoder row with the target. Both are framed, and cut at their ends if they do not fit."""
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         tokens, inputs, targets, ends = chosen.gather(self._read)
         return as_batch(tokens, targets, self.frame(chosen.plans[0].part.corpus.special)[1], (inputs, ends))
 
     def _read(self, plan: PairsPlan, _, example: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return inputs and targets, int32 [n, length] and [n, target_length], and their end tokens' places, int64
-        [n]."""
+        """Return inputs and targets, int32 [n, length] and [n, target_length], and where they end, int64 [n] each."""
         first, _, end = self.frame(plan.part.corpus.special)
         lead = len(first)
 
@@ -114,9 +110,7 @@ class Stretches(TextToText):
         return -(-(sizes["tokens"] + sizes["documents"]) // self.size)
 
     def plan(self, part, split: str, seed: int) -> DocumentsPlan:
-        documents = len(part.documents(split)) - 1
-        whole = Piece(part, 0, int(part.sentences(split)[-1]) + documents)
-        stream = DocumentStream([whole], split, seed, 0)
+        stream = DocumentStream([whole(part, split)], split, seed, 0)
         return DocumentsPlan(stream, -(-stream.total // self.size) if stream.total >= self.size else 0)
 
     def stretches(self, chosen: Chosen) -> tuple[np.ndarray, Mapping[str, int], int]:
@@ -163,8 +157,7 @@ def as_batch(
     tokens: np.ndarray, targets: np.ndarray, start: int, ends: tuple[np.ndarray, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
     """Return the batch of inputs and targets, int32 [n, length] and [n, target_length].   start: the token before each
-    target's first.   ends: for each of both, int64 [n], the places of the end tokens, after which is padding; None if
-    rows are full."""
+    target's first.   ends: of both, int64 [n], the places of the end tokens, before padding; None if rows are full."""
 
     def real(array, ends):
         return (np.arange(array.shape[1]) <= ends[:, None]).astype(np.int32)

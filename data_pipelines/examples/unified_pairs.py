@@ -9,8 +9,7 @@ Masked tokens are predicted in all of them; which tokens a token sees, and how o
 - right to left, 1/6: itself and the tokens after it.
 
 B is what follows A in the document: the paper's next-sentence prediction, in bidirectional rows, is left out. As in
-BERT, [CLS] and [SEP] are not predicted; a model learns in finetuning where targets end. A chunk of one sentence has no
-B, and is a source without a target.
+BERT, [CLS] and [SEP] are not predicted; a model learns in finetuning where targets end. One sentence alone has no B.
 """
 
 from dataclasses import dataclass
@@ -53,10 +52,7 @@ def drawn(bits: np.ndarray) -> np.ndarray:
 
 
 def of_tasks(tasks: np.ndarray, second: np.ndarray, real: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return token types and ranks of rows, int32 [n, length].
-
-    tasks: int64 [n].   second, real: int32 [n, length], 1 in B [SEP], and 1 at tokens; else 0.
-    """
+    """Return token types and ranks of rows, int32 [n, length]. second, real: int32, 1 in B [SEP], and at tokens."""
     place, of_row = np.arange(real.shape[1], dtype=np.int32), tasks[:, None]
     turn = np.select([of_row == SEQUENCE, of_row == LEFT_TO_RIGHT, of_row == RIGHT_TO_LEFT], [second, 1, -1], 0)
     return (FIRST_TYPES[of_row] + second) * real, (turn * place).astype(np.int32)

@@ -50,8 +50,7 @@ def _json(path: str) -> dict | None:
 
 
 def _batches(source: Source, path: str) -> Iterator[Range]:
-    """Yield groups of record batches up to SHARD bytes; all of a file that is damaged or has dictionaries among
-    them."""
+    """Yield groups of record batches up to SHARD bytes; all of a file that is damaged or has dictionaries."""
     found, ends = look(path), []
     with suppress(files.Unreadable), files.reading(path, files.ARROW_DAMAGE) as file:
         names = pyarrow.ipc.open_stream(pyarrow.PythonFile(file, mode="r")).schema.names

@@ -1,5 +1,4 @@
-"""English text that comes with every CPython: the language reference (`pydoc_data.topics`) and the library's
-docstrings.
+"""English text that comes with every CPython: the language reference (`pydoc_data.topics`) and docstrings.
 
 Both are taken from source files with `ast`: nothing is imported or executed. The text depends on the version of Python.
 """

@@ -1,6 +1,5 @@
-"""`conll:` files with one token and its columns per line, and a blank line between sentences: CoNLL-2003 and the like,
-or CoNLL-U of Universal Dependencies. Tokens are joined to text, one sentence per line; the label column becomes
-annotations.
+"""`conll:` files with a token and its columns per line, and a blank line between sentences: CoNLL-2003 and the like, or
+CoNLL-U of Universal Dependencies. Tokens are joined to text, one sentence per line; labels become annotations.
 
 In CoNLL-2003 the first column is the token and the last one its label. In CoNLL-U (ten columns) these are FORM and
 UPOS; a word that is written together with the next one has SpaceAfter=No, and a range such as 1-2 is one token with the

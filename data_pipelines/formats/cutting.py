@@ -1,8 +1,7 @@
 """Turn texts, bytes or str, into Documents: decode them and cut long ones, by one rule for all formats.
 
 A text is cut once in every WINDOW of its UTF-8: after the window's last newline, else after its last white space, else
-between characters. So a piece has at most two windows, and a text has the same pieces wherever it comes from and
-wherever its reader began.
+between characters. So a piece has at most two windows, and a text the same pieces wherever its reader began.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

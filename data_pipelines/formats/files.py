@@ -37,10 +37,8 @@ class Unreadable(Exception):
 
 
 class Watched:
-    """An open file that remembers an error of reading, which tells it from damage in the data.
-
-    block_size: bytes that a store is asked for beyond what is read; None: a size that suits reading the whole file.
-    """
+    """An open file that remembers an error of reading, which tells it from damage in the data.   block_size: bytes that
+    a store is asked for beyond what is read; None: a size that suits reading the whole file."""
 
     def __init__(self, path: str, block_size: int | None = None):
         self.path, self.closed = path, False
@@ -90,8 +88,7 @@ class Watched:
 def reading(
     path: str, damage: tuple[type[Exception], ...] = DAMAGE, block_size: int | None = None
 ) -> Iterator[Watched]:
-    """Open a file. Damage in it raises Unreadable. If it cannot be read (a disk, a network, a permission), the OSError
-    is raised: another time it may be read."""
+    """Open a file. Damage in it raises Unreadable; OSError if it cannot be read now."""
     file = Watched(path, block_size)
     try:
         yield file

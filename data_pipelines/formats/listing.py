@@ -111,8 +111,7 @@ def _matching(pattern: str, problems: Problems, excluded: Sequence[PurePath]) ->
 
 
 def _walk(root: str, problems: Problems, excluded: Sequence[PurePath]) -> Iterator[str]:
-    """Yield the files below a folder, also through links. Each folder is read once; links are followed last. Folders
-    that prepare has made are left out."""
+    """Yield the files below a folder, also through links, each once; folders that prepare made are left out."""
     seen: set[str] = set()
     waiting = [root]
     while waiting:

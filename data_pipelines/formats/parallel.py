@@ -1,6 +1,5 @@
 """`parallel:` sentences and their translations: two files (or patterns, or folders) whose lines belong together,
-`parallel:a.en,a.zh`; or files with both sides in a line, separated by a tab. A pair is a document with the segments
-source and target."""
+`parallel:a.en,a.zh`; or files with both sides in a line, separated by a tab."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -37,8 +36,7 @@ def _ranges(source: Source, problems: Problems, exclude: Sequence[str]) -> Itera
 
 
 def _aligned(source: Source, pair: tuple[Found, Found]) -> Iterator[Range]:
-    """Yield ranges of two files that belong together; long files are cut at the same lines. Raises UserError if the
-    files have different numbers of lines."""
+    """Yield ranges of two files, long ones cut at the same lines. Raises UserError if one has more lines."""
     first, second = pair
     size = first.text_size + second.text_size
     whole = files.uncut(first)._replace(size=size, other=Other(second.path, 0, None, second.version))

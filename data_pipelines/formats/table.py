@@ -48,9 +48,7 @@ def parse(
     if again := [name for at, name in enumerate(segments) if name in segments[:at]]:
         raise UserError(f"--field {again[0]}: is given twice, but each is a separate segment; give it once")
     if len(languages) not in (1, len(segments)):
-        raise UserError(
-            f"--language {language}: --source {spec} has documents of {', '.join(segments)}; give one language"
-        )
+        raise UserError(f"--language {language}: --source {spec} has texts of {', '.join(segments)}; give one language")
     if task_prefix and len(segments) < 2:
         raise UserError(
             f"--task-prefix {task_prefix!r}: stands before inputs that have targets, but --source {spec} has "

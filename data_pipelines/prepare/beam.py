@@ -76,7 +76,7 @@ def _make(out: str, number: int) -> int:
 def _open(out: str) -> Work:
     place = cloud.place(out)
     state = partial.read_state(place)
-    here = partial.versions(state.settings["steps"], state.settings.get("units", ()))
+    here = partial.versions(state.settings["steps"], state.settings["units"])
     if differing := partial.differences(state.versions, here):
         raise UserError(f"on a worker {'; '.join(differing)}: install the versions of constraints-beam.txt on workers")
     return open_work(place, state, sources_of(state.settings))

@@ -1,5 +1,4 @@
-"""Turn text into a stored corpus: plan, tokenizer, parts on all cores, manifest. A second run continues an unfinished
-one.
+"""Turn text into a stored corpus: plan, tokenizer, parts, manifest. A second run continues an unfinished one.
 
 `partial.py` describes an unfinished corpus. A part depends only on the plan and on its number, so any number of
 processes may make parts: this one all of them, each process its share with --part, or Apache Beam's workers with
@@ -45,10 +44,8 @@ GONE = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)
 
 
 def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = ()) -> dict | None:
-    """Make the corpus and return its manifest, or None if it is not finished (--part). Raises UserError.
-
-    A finished corpus with the same settings is left alone.   runner_options: for Beam's runner.
-    """
+    """Make the corpus and return its manifest, or None if it is not finished (--part). Raises UserError. A finished
+    corpus with the same settings is left alone.   runner_options: for Beam's runner."""
     if options.similar_words:
         sha256 = similar_words.digest(options.similar_words)
         options = dataclasses.replace(options, similar_words_sha256=sha256)
@@ -83,12 +80,10 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
 
 
 def read_finished(out: Path) -> dict | None:
-    """Return the manifest of a finished corpus, else None. Raises UserError for a corpus of an earlier format."""
+    """Return the manifest of a finished corpus, else None. Raises UserError for one that `prepare` has not made."""
     if not cloud.is_file(out / "manifest.json"):
         return None
     manifest = parse_manifest(out, (out / "manifest.json").read_bytes())
-    if manifest["version"] == 1:
-        raise UserError(f"--out {out} holds a corpus of an earlier format, which can only be read; use another --out")
     if "stages" not in manifest:
         raise UserError(f"--out {out} holds a corpus that was not made by prepare; use another --out")
     return manifest

@@ -13,7 +13,7 @@ from data_pipelines import cloud, similar_words
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import Problems
-from data_pipelines.manifest import total
+from data_pipelines.manifest import part_name, total
 from data_pipelines.prepare import partial
 from data_pipelines.prepare.parts import Work, present, read_encoder
 from data_pipelines.prepare.plan import kept_at
@@ -23,7 +23,6 @@ from data_pipelines.show import show_problems
 from data_pipelines.store.fields import STORED
 from data_pipelines.store.files import SUMMARY, write_json
 from data_pipelines.store.job import manifest_of, word_starts_of, write_tables
-from data_pipelines.store.parts import part_name
 from data_pipelines.text.steps import check_steps
 
 PARTS = 16  # in which unknown tokens are counted
@@ -75,7 +74,7 @@ def _tables(work: Work, state: partial.State) -> dict[str, np.ndarray]:
     if word_starts is not None and work.job.fields["word_starts"].kept != STORED:
         missing = work.job.vocab_size - len(word_starts)  # ids that occur in no text
         tables["word_starts"] = np.pad(word_starts, (0, missing), constant_values=True)
-    if path := state.settings.get("similar_words"):
+    if path := state.settings["similar_words"]:
         tables |= similar_words.made(path, encoder, state.special.get("unk"))
     return tables
 

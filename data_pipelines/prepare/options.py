@@ -198,9 +198,7 @@ def values_of(options: Prepare) -> list[tuple[Value, ...]]:
         if options.code:
             raise UserError(f"--prefix {options.prefix}: --code also stands before documents; leave one of them out")
         if not any(value.prefix and value.kind == "label" for value in named):
-            raise UserError(
-                f"--prefix {options.prefix}: is not a label of --values; give --values {options.prefix}, without a kind"
-            )
+            raise UserError(f"--prefix {options.prefix}: is no label; give --values {options.prefix}, without a kind")
     field, known, sources = options.code_field, tuple(dict.fromkeys(options.code)), len(options.source)
     if field is not None and not known:
         raise UserError(f"--code-field {field}: needs --code; give --code for each code that occurs")
@@ -212,11 +210,11 @@ def values_of(options: Prepare) -> list[tuple[Value, ...]]:
 
 def sources_of(settings: dict) -> tuple[Source, ...]:
     """Return the sources that settings name."""
-    choices = {name: settings[name] for name in OF_FORMATS if name in settings}  # an older corpus lacks newer options
-    kept = {name: tuple(settings.get(name, ())) for name in ("code", "values")}
-    kept |= {name: settings.get(name) for name in ("code_field", "prefix")}
+    choices = {name: settings[name] for name in OF_FORMATS}
+    kept = {name: tuple(settings[name]) for name in ("code", "values")}
+    kept |= {name: settings[name] for name in ("code_field", "prefix")}
     of_each = values_of(Prepare(tuple(settings["source"]), Path(), **kept))
-    prefixes = _of_each("task-prefix", settings.get("task_prefix") or [""], len(settings["source"]))
+    prefixes = _of_each("task-prefix", settings["task_prefix"] or [""], len(settings["source"]))
     specs = zip(settings["source"], settings["language"], of_each, prefixes, strict=True)
     choices |= {"fields": tuple(settings["field"]), "unit": settings["part_size"] * MIB}
     return tuple(
@@ -244,8 +242,8 @@ def inherit(options: Prepare, of_corpus: dict) -> Prepare:
     for name, of_default in vars(default).items():
         if name in (*MEANS, *OF_SOURCES):
             continue
-        stored = of_corpus.get(name, of_default)  # an older corpus lacks newer options
-        value, stored = getattr(options, name), tuple(stored) if isinstance(stored, list) else stored
+        value, stored = getattr(options, name), of_corpus[name]
+        stored = tuple(stored) if isinstance(stored, list) else stored
         if value not in (stored, of_default):
             option = f"--{name.replace('_', '-')} {value}"
             raise UserError(f"{option}: the corpus has {stored}, which --append cannot change; leave it out")

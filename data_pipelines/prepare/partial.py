@@ -22,14 +22,13 @@ from data_pipelines import cloud, durable
 from data_pipelines.durable import ours, put_new, sync
 from data_pipelines.errors import UserError
 from data_pipelines.prepare import plan as plans
-from data_pipelines.prepare.options import Prepare, settings
 from data_pipelines.prepare.plan import Plan
 from data_pipelines.store.files import SUMMARY, beside
 from data_pipelines.text.steps import check_steps
 from data_pipelines.text.words import JIEBA, fields_of
 
 FOLDER = ".partial"
-UNITS = "arrays"  # not "units": an older version may have left files of another format there
+UNITS = "arrays"
 LIBRARIES = ("tokenizers", "sentencepiece", "sentencex")  # their versions affect the content
 
 
@@ -139,8 +138,7 @@ def check(out: Path, state: State, now: State) -> None:
 
 
 def changes(old: dict, new: dict) -> str:
-    """Return the settings that differ, as text. A setting that the corpus lacks, being older, had its default."""
-    old = settings(Prepare(("builtin",), Path())) | old
+    """Return the settings that differ, as text."""
     return "; ".join(f"{name} was {old[name]!r} and is {new[name]!r}" for name in new if old[name] != new[name])
 
 

@@ -15,13 +15,14 @@ from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import printable
 from data_pipelines.formats.source import Range, Source
 from data_pipelines.formats.table import changed
+from data_pipelines.manifest import part_name
 from data_pipelines.prepare.options import LEXICONS
 from data_pipelines.prepare.partial import FOLDER, UNITS, State, digest, put_folder, write_texts
 from data_pipelines.prepare.plan import Plan, size
 from data_pipelines.processes import pool
 from data_pipelines.store.files import is_whole
 from data_pipelines.store.job import Job, planned, word_starts_of
-from data_pipelines.store.parts import part_name, write_part
+from data_pipelines.store.parts import write_part
 from data_pipelines.store.units import write_unit
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.text.words import fields_of
@@ -51,7 +52,7 @@ def open_work(out: Path, state: State, sources: tuple[Source, ...]) -> Work:
     write_texts(state.tokenizer, scratch / "tokenizer")
     file = scratch / "tokenizer" / "tokenizer.json"
     size = len(vocabulary(stored.load(file.parent).tokenizer))
-    steps, units = state.settings["steps"], state.settings.get("units", [])  # an older corpus lacks newer options
+    steps, units = state.settings["steps"], state.settings["units"]
     fields = planned(sources, size, word_starts_of(read_encoder(file))[0], steps, units)
     cuts = [(field, spec, state.settings[LEXICONS].get(spec)) for field, spec in fields_of(units).items()]
     job = Job(sources, size, fields, state.settings["heldout"], len(state.plan.parts), tuple(steps), tuple(cuts))

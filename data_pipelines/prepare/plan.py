@@ -65,8 +65,7 @@ def size(unit: tuple[Range, ...]) -> int:
 
 
 def cut(units: list[tuple[Range, ...]], part_size: int, first: int = 0, problems: dict | None = None) -> Plan:
-    """Divide units into parts of about `part_size` MiB and nearly equal size. A part begins with a document, unless one
-    document fills a whole part."""
+    """Divide units into parts of about `part_size` MiB, each of which begins with a document unless one fills it."""
     total = sum(map(size, units))
     number = max(1, round(total / (part_size * MIB)))
     parts: list[list[tuple[Range, ...]]] = []
@@ -134,10 +133,7 @@ def new(
             if file is None:
                 fresh.append(piece)
             elif _version(piece) not in file.values():
-                raise UserError(
-                    f"--append: {printable(piece.path)} has changed since it was added, and its text would be stored "
-                    "twice; give only new files"
-                )
+                raise UserError(f"--append: {printable(piece.path)} has changed since it was added; give new files")
             elif codes not in file:
                 raise UserError(
                     f"--append: {printable(piece.path)} is already in the corpus, with {' and '.join(sorted(file))} "

@@ -51,11 +51,7 @@ def word_starts_of(encoder: Encoder) -> tuple[str, np.ndarray | None]:
 
 
 def planned(
-    sources: Sequence[Source],
-    vocab_size: int,
-    word_starts: str,
-    steps: Sequence[str] = (),
-    units: Sequence[str] = (),
+    sources: Sequence[Source], vocab_size: int, word_starts: str, steps: Sequence[str] = (), units: Sequence[str] = ()
 ) -> dict[str, Field]:
     """Return the fields of a corpus of these sources and text steps. Raises UserError if two of them define a field
     differently. word_starts: how the tokenizer's are kept. units: of --units."""
@@ -79,9 +75,7 @@ def planned(
     for where, annotations in annotators:
         for name, field in annotations.items():
             if fields.setdefault(check_name(name), field) != field:
-                raise UserError(
-                    f"{where}: field {name!r} differs from that of another source or step; prepare it by itself"
-                )
+                raise UserError(f"{where}: field {name!r} differs in another source or step; prepare it by itself")
     return fields
 
 
@@ -96,11 +90,8 @@ def write_tables(out: Path, tables: dict[str, np.ndarray]) -> None:
 def manifest_of(
     out: Path, summaries: list[dict], job: Job, special: dict[str, int], before: dict | None = None, **described
 ) -> dict:
-    """Return the manifest of the corpus at `out`, which has its tokenizer/ and tables/.
-
-    summaries: of the new parts. special: role -> token. before: the manifest of the corpus that these parts are added
-    to, whose parts come first. described: further entries.
-    """
+    """Return the manifest of the corpus at `out`, which has its tokenizer/ and tables/.   summaries: of the new parts.
+    special: role -> token. before: the manifest of the corpus that these are added to. described: further entries."""
     parts = [*(before["parts"] if before else []), *summaries]
     manifest = {
         "version": VERSION,

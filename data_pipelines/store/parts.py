@@ -38,16 +38,9 @@ class Documents(NamedTuple):
     rows: np.ndarray
 
 
-def part_name(number: int) -> str:
-    """Return the path of a part in its corpus."""
-    return f"parts/{number:06}"
-
-
 def write_part(folder: Path, units: list[Path], job: Job) -> dict:
     """Write the folder of a part from the folders of its units. Returns its summary. A part that exists is left alone.
-
-    Raises UserError for a damaged unit, whose folder is removed.
-    """
+    Raises UserError for a damaged unit, whose folder is removed."""
     if (folder / SUMMARY).exists():
         return read_summary(folder)
     documents, numbered, sums = _documents(units, job)
@@ -70,8 +63,7 @@ def write_part(folder: Path, units: list[Path], job: Job) -> dict:
 
 
 def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict[str, dict[str, int]], dict]:
-    """Return all documents of the units; for each field of texts, the number of each text; and the units' summaries
-    together: characters, counts and values."""
+    """Return all documents of the units; field -> text -> its number; and the sums of the units' summaries."""
     found, offsets, files, paths = [], [], [], {}
     texts_of = {name: field.values for name, field in job.fields.items() if field.values is not None}
     numbered = {name: {text: number for number, text in enumerate(texts)} for name, texts in texts_of.items()}
@@ -79,7 +71,7 @@ def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict[str, dict
     for folder in folders:
         unit = read_unit(folder, hashed=True)
         problems.merge(unit.summary["problems"])
-        words.update(unit.summary.get("words", {}))  # an earlier version may have made it
+        words.update(unit.summary["words"])
         characters, documents = characters + unit.summary["characters"], unit.documents
         for name, texts in unit.summary["values"].items():
             numbers = [numbered[name].setdefault(text, len(numbered[name])) for text in texts]
@@ -112,8 +104,7 @@ def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict[str, dict
 
 def _with_end_held(documents: Documents, held: np.ndarray, folders: list[Path], job: Job, problems: Problems):
     """If one document has most of the part, so that it cannot be held out and the others are too few, hold out its last
-    sentences as a separate document. If it has several segments, an input and its target, note a problem instead, since
-    a piece of it means nothing."""
+    sentences as a separate document. Of several segments a piece means nothing: then note a problem instead."""
     total, has = int(documents.tokens.sum()), int(documents.tokens[held].sum())
     wanted = missing_held(has, total, job.heldout, job.parts)
     longest = int(documents.tokens.argmax()) if total else 0
@@ -143,9 +134,8 @@ def _with_end_held(documents: Documents, held: np.ndarray, folders: list[Path], 
 
 
 def choose_held(hashes: np.ndarray, tokens: np.ndarray, fraction: float, parts: int) -> np.ndarray:
-    """Choose the documents to hold out for evaluation: bool [documents]. They have the smallest hashes: a share of
-    `fraction`, or up to MOST if those have too few tokens. Documents with the same text go the same way, and at most
-    half of the tokens are held out.
+    """Choose the documents to hold out for evaluation: bool [documents], those of the smallest hashes: a share of
+    `fraction`, or up to MOST if these have too few tokens; at most half of the tokens. Equal texts go the same way.
 
     hashes: uint64 [documents]. tokens: int64 [documents]. parts: of the corpus, which must reach ENOUGH together.
     """
@@ -175,8 +165,7 @@ def missing_held(held: int, total: int, fraction: float, parts: int) -> int:
 def _write_split(
     to: Path, documents: Documents, chosen: np.ndarray, folders: list[Path], job: Job, numbered: dict[str, dict]
 ) -> dict[str, int]:
-    """Write the arrays of the chosen documents, bool [documents]; returns {documents, sentences, tokens}. numbered: of
-    fields, the part's number of each text."""
+    """Write the arrays of the chosen documents, bool [documents]; return their sizes. numbered: see `_documents`."""
     to.mkdir()
     sizes = np.diff(documents.starts)
     inside, first = np.repeat(chosen, sizes), 0  # bool [sentences]; the first of the unit

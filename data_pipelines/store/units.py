@@ -252,8 +252,7 @@ class Unit(NamedTuple):
 
 
 def read_unit(folder: Path, hashed: bool = False) -> Unit:
-    """Read a unit. Raises UserError if it is not what was written (with `hashed`, to the last byte), and removes its
-    folder, so that it is made again."""
+    """Read a unit. If it is not what was written (with `hashed`, to the last byte), remove it and raise UserError."""
     try:
         summary = read_summary(folder, hashed)
     except (UserError, FileNotFoundError) as error:

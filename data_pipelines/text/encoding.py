@@ -1,9 +1,7 @@
-"""Encode texts to token ids: the same ids as the tokenizer gives for each whole text, several times faster for the
-kinds that `prepare` trains.
+"""Encode texts to token ids: the tokenizer's, several times faster for the kinds that `prepare` trains.
 
 A text is cut into runs (a word with the white space before it) such that the tokenizer treats the text on either side
-of a cut alone. Natural text repeats its words, so each distinct run is encoded once, by the tokenizer itself, and then
-looked up.
+of a cut alone. Each distinct run is encoded once, by the tokenizer itself, and then looked up.
 """
 
 import bisect
@@ -74,9 +72,8 @@ class Table(dict):
 
 
 class Encoder:
-    """Encodes texts with a `tokenizers.Tokenizer`. Special tokens are neither added nor recognised: '[MASK]' in a
-    document is ordinary text. word_starts: bool [vocab], the tokens that begin a word; None if that depends on more
-    than the token."""
+    """Encodes texts with a `tokenizers.Tokenizer`, whose special tokens are neither added nor recognised. word_starts:
+    bool [vocab], the tokens that begin a word; None if that depends on more than the token."""
 
     def __init__(self, tokenizer: Tokenizer):
         written = json.loads(tokenizer.to_str())
@@ -150,12 +147,8 @@ class Encoder:
         return np.array(measured, np.int64), inside
 
     def _measure(self, tokens, first, text: str, begin, run, at) -> tuple[np.ndarray, np.ndarray]:
-        """Return, for each place `at` of all texts, how many tokens end at or before it, and whether one straddles it.
-        text: all texts.
-
-        Each byte of a byte-level run is in one token; so are, in a safe run, ▁ and each character other than white
-        space.
-        """
+        """Return, for each place `at` of all texts (`text`), how many tokens end at or before it, and whether one
+        straddles it. In a safe run ▁ and each character but white space are in one token; bytes always are."""
         if self.runs is BYTES:
             target = _bytes_before(text)[at]
             ends = np.cumsum(self.widths[tokens])
@@ -317,9 +310,8 @@ def _bytes(written: dict) -> np.ndarray | None:
 
 
 def _widths(written: dict, runs: re.Pattern | None) -> tuple[np.ndarray | None, re.Pattern | None]:
-    """Return i64 [vocab], the bytes of each token of a byte-level tokenizer or the characters of each piece, and a
-    pattern of the runs in which these widths locate the end of a piece: runs of known characters that normalise to a
-    single one. Otherwise None."""
+    """Return i64 [vocab], the bytes of each byte-level token or the characters of each piece, and a pattern of the runs
+    in which these locate the end of a piece, of characters that normalise to a single one; or None."""
     if runs is BYTES:
         return _by_token(written, len), None
     if runs is not SPACED or METASPACE not in _steps(written["pre_tokenizer"], "pretokenizers"):

@@ -25,11 +25,9 @@ WINDOW = 2000  # most characters of a paragraph that sentencex sees at a time
 
 
 def starts(text: str, language: str = "en", panicked: Callable[[], None] = lambda: None) -> np.ndarray:
-    """Return the character with which each sentence begins, which is no white space: i64 [sentences]; in linear time.
-
-    A blank line ends a sentence, a single newline does not. A sentence of more than WINDOW characters is cut after a
-    space, if it has one. panicked: called for each window that sentencex can read only with plain spaces.
-    """
+    """Return the character with which each sentence begins, which is no white space: i64 [sentences]; in linear time. A
+    blank line ends a sentence, a single newline does not. A sentence of more than WINDOW characters is cut after a
+    space, if it has one. panicked: called for each window that sentencex can read only with plain spaces."""
     found = []
     at = 0
     for end, following in [*(blank.span() for blank in BLANK_LINE.finditer(text)), (len(text), len(text))]:

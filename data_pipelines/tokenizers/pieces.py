@@ -82,13 +82,8 @@ FLAVOURS = {
         AddedToken("<mask>", lstrip=True, normalized=False, special=True),
         "$A:0 <sep>:0 <cls>:2",
         "$A:0 <sep>:0 $B:1 <sep>:1 <cls>:2",
-        {
-            "bos_token": "<s>",
-            "eos_token": "</s>",
-            "additional_special_tokens": ["<eop>", "<eod>"],
-            "padding_side": "left",
-            "model_input_names": INPUTS,
-        },
+        {"bos_token": "<s>", "eos_token": "</s>", "additional_special_tokens": ["<eop>", "<eod>"]}
+        | {"padding_side": "left", "model_input_names": INPUTS},
         lower=False,
         may_keep_accents=False,
     ),
@@ -113,21 +108,11 @@ FLAVOURS = {
         may_keep_accents=True,
         normalises=False,
     ),
-    # The class of DeBERTa V2 takes some white space for characters of words; a tokenizer.json is read as it is.
-    "deberta": Flavour(
-        "",
-        ("[PAD]", "[CLS]", "[SEP]", "[UNK]"),
-        AddedToken("[MASK]", normalized=False, special=True),
-        "[CLS]:0 $A:0 [SEP]:0",
-        "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        {"bos_token": "[CLS]", "eos_token": "[SEP]", "model_input_names": INPUTS},
-        lower=False,
-        may_keep_accents=True,
-        normalises=False,
-        unknown="[UNK]",
-    ),
 }
-
+# The class of DeBERTa V2 takes some white space for characters of words; a tokenizer.json is read as it is.
+FLAVOURS["deberta"] = FLAVOURS["albert"]._replace(
+    tokenizer_class="", specials=("[PAD]", "[CLS]", "[SEP]", "[UNK]"), lower=False, normalises=False, unknown="[UNK]"
+)
 SPECIALS = tuple(FLAVOURS)
 
 
@@ -252,8 +237,7 @@ def read_json(path: Path, config: dict) -> tuple[Tokenizer, dict] | None:
 
 
 def _find(config: dict, pieces: list[str]) -> Flavour | None:
-    """Return the flavour that a folder names by class or model; if it names neither, the flavour whose special pieces
-    are all among these pieces."""
+    """Return the flavour that a folder names by class or model, else the one whose special pieces are all here."""
     named = config.get("tokenizer_class", config.get("model_type"))
     for name, flavour in FLAVOURS.items():
         if not flavour.tokenizer_class:
@@ -299,8 +283,7 @@ def _unigram(vocab: list[tuple[str, float]], unknown: str) -> models.Model:
 
 
 def _bpe(pieces: list[str], unknown: str) -> models.Model:
-    """Return a BPE model. Pieces are in order of merging, which is that of ids; each arises from any two that make it
-    up."""
+    """Return a BPE model. Pieces are in order of merging, that of ids; each arises from any two that make it up."""
     ids = {piece: index for index, piece in enumerate(pieces)}
     merges = []
     for piece in pieces:

@@ -17,32 +17,26 @@ def role_of(name: str, value: str) -> str:
 
 
 def added(made: Made, name: str, values: Iterable[str]) -> Made:
-    """Add a token for each value after the vocabulary, unless it has one. No text is ever cut into such a token: of a
-    code it is the code itself, of other values [year:1999]. Raises UserError for a code that the vocabulary holds,
-    since texts would lose that token."""
+    """Add a token for each value after the vocabulary, unless it has one: of a code the code itself, of others
+    [year:1999]. No text is ever cut into it. Raises UserError for a code that the vocabulary holds for texts."""
     tokens = {value: value if name == CODE else f"[{name}:{value}]" for value in values}
     for token in tokens.values() if name == CODE else ():
         if made.tokenizer.token_to_id(token) is not None:
-            raise UserError(
-                f"--code {token}: the trained tokenizer uses that token for texts; rename it, as in [{token}]"
-            )
+            raise UserError(f"--code {token}: the trained tokenizer has that token for texts; rename it, as [{token}]")
     made.tokenizer.add_special_tokens([*tokens.values()])
     roles = {role_of(name, value): made.tokenizer.token_to_id(token) for value, token in tokens.items()}
     return made._replace(special=made.special | roles)
 
 
 def check_values(name: str, values: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the values. Raises UserError for too many, since each gets a token, and for one that cannot be in a
-    token."""
+    """Return the values. Raises UserError for too many, and for one that cannot be in a token."""
     if len(values) > MOST:
         raise UserError(
             f"--prefix {name}: there are more than {MOST:,} different values, which would need a token each; use a "
             "label with fewer, such as a year or a class"
         )
     if strange := [value for value in values if not value.isprintable()]:
-        raise UserError(
-            f"--prefix {name}: {strange[0]!r} has characters that do not print, which a token must not have; change it"
-        )
+        raise UserError(f"--prefix {name}: {strange[0]!r} has characters that do not print; change it")
     return values
 
 

@@ -18,15 +18,10 @@ FILES = ("tokenizer.json", "vocab.txt", "spiece.model", "vocab.json")
 
 def load(path: Path, cased: bool = False, keep_accents: bool = False) -> Made:
     """Load a vocab.txt or a spiece.model (normalised as `cased` and `keep_accents` say), a tokenizer.json, or a folder.
-
-    Raises UserError if there is none. A role in ROLES may have no token.
-    """
+    Raises UserError if there is none. A role in ROLES may have no token."""
     path = Path(path)
     if not path.exists():
-        raise UserError(
-            f"--tokenizer {path} does not exist; give {', '.join(KINDS)}, "
-            "a vocab.txt, a tokenizer.json, a spiece.model or a folder"
-        )
+        raise UserError(f"--tokenizer {path} does not exist; give {', '.join(KINDS)}, a tokenizer's file or folder")
     names, config = {}, {}
     if path.is_dir():
         names, config = _folder_config(path)
@@ -38,9 +33,7 @@ def load(path: Path, cased: bool = False, keep_accents: bool = False) -> Made:
         tokenizer, config = _read(path, cased, keep_accents, config)
     except Exception as error:  # the library raises bare Exception
         reason = str(error).splitlines()[0]
-        raise UserError(
-            f"--tokenizer {path} cannot be read ({reason}); give a vocab.txt, tokenizer.json or spiece.model"
-        ) from error
+        raise UserError(f"--tokenizer {path} cannot be read ({reason}); give a vocab.txt or tokenizer.json") from error
     tokenizer.no_padding()  # both are settings of a model; a corpus keeps sentences as they are
     tokenizer.no_truncation()
     return Made(tokenizer, special_ids(tokenizer, names), config)

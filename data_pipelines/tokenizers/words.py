@@ -24,11 +24,8 @@ def count(texts: Iterable[str], options: Training) -> Counter:
 
 
 def learn(words: Counter, options: Training) -> Made:
-    """Learn at most `vocab_size` tokens, with the special ones at ids 0..4. The same words always give the same
-    vocabulary.
-
-    If the words do not fill the vocabulary, as in Chinese, whose words are characters, rarer characters do.
-    """
+    """Learn at most `vocab_size` tokens, the special ones at ids 0..4. The same words give the same vocabulary. If the
+    words do not fill the vocabulary, as in Chinese, whose words are characters, rarer characters do."""
     training.check_size(options, training.SMALLEST_VOCABULARY)
     kept = training.bounded(words)
     characters = training.characters_of(kept)
@@ -52,8 +49,7 @@ def _size(alphabet: list[str], inside: set[str]) -> int:
 
 def _merge(words: list[tuple[str, int]], alphabet: list[str], inside: set[str], options: Training) -> dict[str, int]:
     """Learn the vocabulary. The library's trainer numbers continuing characters ('##a') in the order of a randomly
-    seeded hash map, and breaks ties between merges by number. Passing them all as special tokens, sorted, removes the
-    randomness."""
+    seeded hash map, and breaks ties by number. Passing them all as special tokens, sorted, removes the randomness."""
     continuing = [CONTINUES + character for character in sorted(inside.intersection(alphabet))]
     trainer = trainers.WordPieceTrainer(
         vocab_size=options.vocab_size,

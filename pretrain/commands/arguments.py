@@ -29,10 +29,8 @@ CACHE = Path.home() / ".cache" / "pretrain-plans"
 def parse_recipe(
     arguments: Sequence[str], options: type[Options], usage: str, purpose: str
 ) -> tuple["Recipe", Options]:
-    """Parse a recipe's name, or --recipe FILE, then its fields and a command's options -> (recipe, options).
-
-    usage: an example, 'python -m PROGRAM COMMAND RECIPE ...'.   purpose: text for --help, with {} for the recipe.
-    """
+    """Parse a recipe's name, or --recipe FILE, then its fields and a command's options -> (recipe, options).   usage:
+    an example, 'python -m PROGRAM COMMAND RECIPE ...'.   purpose: text for --help, with {} for the recipe."""
     program = " ".join(usage.split()[:4])
     name, *rest = arguments or [""]
     file = rest[0] if name == "--recipe" and rest else name
@@ -70,10 +68,8 @@ def parse_recipe(
 
 
 def _check_pattern(before, after) -> None:
-    """Raise UserError if an option sets a field that the model's sparse pattern does not use.
-
-    With --model.pattern.name alone, fields of the recipe's former pattern are left over; those are ignored.
-    """
+    """Raise UserError if an option sets a field that the model's sparse pattern does not use. With --model.pattern.name
+    alone, fields of the recipe's former pattern are left over; those are ignored."""
     if not hasattr(after, "pattern"):
         return
     from models.attention.patterns.pattern import fields_of

@@ -179,15 +179,12 @@ def held_out_inputs(options: Eval, opened: "Opened", evaluators: "Evaluators") -
             asked = targets.of_corpus(evaluator.held_out, opened.tokenizer, evaluator.examples)
             inputs[place] = Inputs(asked, targets.make_prompts(asked, opened, [evaluator.objective], options.decoding))
     if not inputs:
-        raise UserError(
-            "--write: the run has no rows of input and target (objective.layout=input-target); use --source instead"
-        )
+        raise UserError("--write: the run has no rows of input and target (objective.layout); use --source instead")
     return inputs
 
 
 class Written(NamedTuple):
-    """Texts that a model generated.   asked: the inputs with their targets.   figures: metrics in percent.
-    signature: how sacrebleu computed BLEU."""
+    """Texts that a model generated.   figures: metrics in percent.   signature: how sacrebleu computed BLEU."""
 
     asked: "list[Asked]"
     texts: list[str]
@@ -258,10 +255,8 @@ def _remembering(assembly: "Assembly", memory: int) -> "Assembly":
 
 
 def striding(assembly: "Assembly", stride: int) -> "Assembly":
-    """Change the objectives so that they evaluate whole documents with a sliding window.
-
-    UserError if an objective does not predict next tokens of documents, or if the window does not fit.
-    """
+    """Change the objectives so that they evaluate whole documents with a sliding window. UserError if an objective does
+    not predict next tokens of documents, or if the window does not fit."""
     from pretrain.objectives.next_token_prediction import DOCUMENTS, NextTokenPrediction, StridedPerplexity
     from pretrain.recipe import every_task, with_objectives
 

@@ -47,8 +47,7 @@ def export_model(options: Export) -> list[Path]:
     from models.families.registry import family_of
     from pretrain.commands import model_card
     from pretrain.huggingface.export import check_replaceable, export
-    from pretrain.training.average import open_mean
-    from pretrain.training.opened import identity_of, open_model
+    from pretrain.training.opened import identity_of, open_mean, open_model
     from tpu.mesh import host_mesh
 
     source, to, average = options.run, options.to, options.average

@@ -1,5 +1,4 @@
-"""`python -m pretrain generate`: continue prompts with a decoder, write targets of inputs or fill their sentinels with
-an encoder-decoder, or fill masks."""
+"""`python -m pretrain generate`: continue prompts, write targets of inputs, or fill sentinels or masks."""
 
 import dataclasses
 import re
@@ -79,7 +78,8 @@ def main(arguments: Sequence[str]) -> int:
     if len(masked) > 1:
         raise UserError("prompts with a [MASK] are filled, and after others a text is written: give only one kind")
     if fills(opened.module) and masked != {False}:
-        if useless := _for_texts_only(options):
+        useless = [*changed(options.decoding), *changed(options, but=(*OF_FILLINGS, "decoding", "steering"))]
+        if useless := [*useless, *changed(options.steering, "--steering.")]:
             raise UserError(f"{', '.join(useless)}: no effect on a model that fills masks; leave them out")
         _print_fillings(options, opened, prompts)
     else:
@@ -108,19 +108,13 @@ def _prompts(options: Generate, has_option: bool) -> list[str]:
     return prompts
 
 
-def _for_texts_only(options: Generate) -> list[str]:
-    """List the options that differ from their defaults and only apply to generating texts."""
-    others = changed(options, but=(*OF_FILLINGS, "decoding", "steering"))
-    return [*changed(options.decoding), *others, *changed(options.steering, "--steering.")]
-
-
 def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> None:
+    """Print the texts that a decoder or encoder-decoder generates."""
     from pretrain.generation.decoding import generate
     from pretrain.objectives.protocols import EncoderDecoder
     from pretrain.training import targets
     from tpu.mesh import divided_by
 
-    """Print the texts that a decoder or encoder-decoder generates."""
     made, has_encoder = opened.tokenizer, isinstance(opened.module, EncoderDecoder)
     marks = sentinels(made)
     stops = [unescaped(written) for written in options.stop]
@@ -200,8 +194,7 @@ def in_place(made: Made, prompt: list[int], more: list[int]) -> list[int]:
 
 
 def seen(made: Made, tokens: list[int], prompt: str) -> str:
-    """Decode tokens without special tokens other than sentinels. White space around a sentinel, which a tokenizer may
-    drop, is as in the prompt."""
+    """Decode tokens without special ones but sentinels, around which white space is as in the prompt."""
     unseen = {*made.special.values()} - sentinels(made)
     text = made.tokenizer.decode([token for token in tokens if token not in unseen], skip_special_tokens=False)
     kept = "|".join(re.escape(made.tokenizer.id_to_token(token)) for token in sentinels(made) & {*tokens})

@@ -32,10 +32,8 @@ TASKS = {
 
 
 def write_card(folder: Path, title: str, opened: Opened, architecture: str | None, license_name: str) -> None:
-    """Write the card and a plot of the learning curves into the folder of a run's export.
-
-    architecture: the transformers class, None if there is none.   license_name: its Hugging Face name, like apache-2.0.
-    """
+    """Write the card and a plot of the learning curves into the folder of a run's export.   architecture: the
+    transformers class, None if there is none.   license_name: its Hugging Face name, like apache-2.0."""
     directory = RunDirectory(opened.source)
     known = _corpora(directory)
     sections = [
@@ -91,9 +89,7 @@ def _summary(opened: Opened, architecture: str | None) -> str:
     )
     text += f"steps (recipe `{recipe.name}`, {recipe.source})."
     if opened.averaged:
-        text += (
-            f" Its weights are the mean of the checkpoints of steps {', '.join(f'{at:,}' for at in opened.averaged)}."
-        )
+        text += f" Its weights are the mean of checkpoints, of steps {', '.join(f'{at:,}' for at in opened.averaged)}."
     if opened.ema:
         text += f" Its weights are a running mean (decay {optimizer_in(recipe, opened.run.phase).ema})."
     for head in heads_beside(opened.config, opened.params):
@@ -116,12 +112,9 @@ def _training(opened: Opened, directory: RunDirectory) -> dict[str, str]:
     found |= {"peak learning rate": f"{recipe.schedule.peak:g}", "seed": str(recipe.seed)}
     if labels := getattr(opened.config, "labels", ()):
         found["labels"] = ", ".join(labels)
-    found |= {"initial weights": Path(about["init_from"]).name} if about.get("init_from") else {}
-    versions = about.get("versions", {})
-    return found | {
-        "hardware": about.get("device", "unknown"),
-        "software": ", ".join(f"{name} {versions[name]}" for name in ("jax", "flax", "code") if versions.get(name)),
-    }
+    found |= {"initial weights": Path(about["init_from"]).name} if about["init_from"] else {}
+    named = {name: version for name in ("jax", "flax", "code") if (version := about["versions"].get(name))}
+    return found | {"hardware": about["device"], "software": ", ".join(f"{name} {named[name]}" for name in named)}
 
 
 def _data(directory: RunDirectory, known: Mapping[str, Corpus]) -> dict[str, str]:

@@ -84,8 +84,7 @@ def _words(pattern: Pattern, depth: int, heads: int, length: int, chosen: int) -
 def _grid(
     pattern: Pattern, name: str, depth: int, heads: int, length: int, beside: int, chosen: int, shown: Shown
 ) -> Grid:
-    """Make an encoder's tables.   beside: global tokens before the row.   chosen: global tokens in the row, from its
-    first token on."""
+    """Make an encoder's tables.   beside, chosen: global tokens before the row, and in it, from its first token on."""
     arrays = jax.tree.leaves(on_host(pattern, depth, heads, length))
     alike = [all((array == array.take([0], axis)).all() for array in arrays) for axis in (0, 1)]
     layers = _listed("layer", shown.layer, depth, alike[0])

@@ -40,11 +40,8 @@ def may_be_one_of_several() -> bool:
 
 
 def prepare() -> None:
-    """Set up this process for its machine.
-
-    JAX chooses TPUs, or GPUs if libtpu is not installed. Without a TPU, libtpu only serves for planning; JAX must then
-    not try it, since it would print errors.
-    """
+    """Set up this process for its machine. JAX chooses TPUs, or GPUs if libtpu is not installed. Without a TPU, libtpu
+    only serves for planning; JAX must then not try it, since it would print errors."""
     devices = accelerators()
     if not os.environ.get("JAX_PLATFORMS"):  # JAX treats '' as unset
         if not devices:
@@ -59,11 +56,8 @@ def prepare() -> None:
 
 
 def keep_compiled() -> None:
-    """Turn on JAX's compilation cache, unless JAX_COMPILATION_CACHE_DIR already does.
-
-    A large model takes minutes to compile, and a preempted run restarts often. CPUs need no cache: programs compile in
-    seconds there, and one that another machine compiled may not run.
-    """
+    """Turn on JAX's compilation cache, unless JAX_COMPILATION_CACHE_DIR already does: a large model takes minutes to
+    compile. CPUs need no cache: seconds suffice, and a program that another machine compiled may not run."""
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_cache())
@@ -77,8 +71,7 @@ def keep_compiled() -> None:
 
 def keep_compiled_with(workdir: Path) -> None:
     """Move the compilation cache into a workdir that is in a bucket: process 0 writes it for all hosts, and it outlives
-    a preempted machine. Call this before the first program is compiled.
-    """
+    a preempted machine. Call this before the first program is compiled."""
     if not in_cloud(workdir) or os.environ.get("JAX_COMPILATION_CACHE_DIR") != str(_cache()):
         return
     import jax
@@ -101,11 +94,9 @@ def prepare_cpu() -> None:
 
 
 def keep_memory() -> None:
-    """Make glibc reuse large blocks; without glibc, do nothing.
-
-    XLA:CPU allocates its temporaries in every step, and glibc returns blocks above 32 MB to the system at once: a
-    bert-tiny step took 54,000 page faults, a quarter of its time. One arena, because the others always map such blocks.
-    """
+    """Make glibc reuse large blocks; without glibc, do nothing. XLA:CPU allocates its temporaries in every step, and
+    glibc returns blocks above 32 MB to the system at once: a bert-tiny step took 54,000 page faults, a quarter of its
+    time. One arena, because the others always map such blocks."""
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none

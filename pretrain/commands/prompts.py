@@ -81,9 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     opened.check_decodes()
     greedy, positions = options.score == "greedy", opened.config.positions
     if greedy and options.max_tokens >= positions:
-        raise UserError(
-            f"--max-tokens {options.max_tokens}: the model has {positions} positions; give 1 to {positions - 1}"
-        )
+        raise UserError(f"--max-tokens {options.max_tokens}: the model has {positions} positions; give fewer")
     tokenizer, room = opened.tokenizer, positions - options.max_tokens * greedy
     between = delimiter(opened.objective, tokenizer.special)
     if between is not None:

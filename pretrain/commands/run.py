@@ -51,7 +51,5 @@ def parse_run(arguments: Sequence[str]) -> tuple["Recipe", Options]:
     for index, argument in enumerate(arguments):
         if argument.split("=")[0].replace("_", "-") == "--model.vocab-size":
             given = " ".join(arguments[index : index + 1 + ("=" not in argument)])
-            raise UserError(
-                f"{given}: the corpus sets the vocabulary; leave this out, and prepare the corpus with --vocab-size"
-            )
+            raise UserError(f"{given}: the corpus sets the vocabulary; leave it out, and give prepare --vocab-size")
     return parse_recipe(arguments, Options, usage, "Train {}, or resume the run in --workdir.")

@@ -19,14 +19,7 @@ from models.families.registry import FAMILIES, family_of, name_of
 from pretrain.generation.loop import program
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.objective import inputs_of
-from pretrain.objectives.protocols import (
-    ClozeWriter,
-    Encoder,
-    EncoderDecoder,
-    Generator,
-    Remembering,
-    Writer,
-)
+from pretrain.objectives.protocols import ClozeWriter, Encoder, EncoderDecoder, Generator, Remembering, Writer
 from tpu.batches import on_host
 from tpu.mesh import mesh_shape, row_mesh
 
@@ -95,9 +88,7 @@ def _check(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decodin
         named = f"a {name_of(model.config)} model with the heads {heads or 'none'}"
         raise UserError(f"{named} neither fills masks nor continues texts; use one of {', '.join(able)}")
     if cut := getattr(model, "clusters", ()):
-        raise UserError(
-            f"model.cutoffs={cut}: a model with an adaptive softmax cannot continue texts; train one without cutoffs"
-        )
+        raise UserError(f"model.cutoffs={cut}: an adaptive softmax cannot continue texts; train one without cutoffs")
     vocab_size, positions = model.config.vocab_size, getattr(model.config, "positions", math.inf)
     for field in "beams", "top_k":
         if (value := getattr(decoding, field)) > vocab_size:
@@ -144,10 +135,8 @@ def fill(
     model: nn.Module, params: Params, row: list[int], mask: int, length: int, number: int, global_tokens: int = 0
 ) -> list[list[tuple[int, float]]]:
     """Predict each mask of a row, while the other masks stay: `number` pairs (token, probability) each, best first.
-
     length: of the model's training rows, to which the row is padded.   global_tokens: number of global tokens: the
-    row's first token, then separators.   UserError if the masks cannot be filled.
-    """
+    row's first token, then separators.   UserError if the masks cannot be filled."""
     if len(row) > length:
         raise UserError(f"the prompt's {len(row)} tokens exceed the model's rows of {length}; shorten the prompt")
     if not 1 <= number <= model.config.vocab_size:

@@ -28,11 +28,8 @@ NOTHING = -1  # token of empty places
 
 
 class Texts(NamedTuple):
-    """Rows being generated.
-
-    tokens: i32[rows, max_tokens], the first `written` valid.   done: bool[rows], whether a row has a stop token.
-    lengths: i32[rows], tokens including the prompt.   read: the model's state after all but the last token.
-    """
+    """Rows being generated.   tokens: i32[rows, max_tokens], the first `written` valid.   done: bool[rows].   lengths:
+    i32[rows], with the prompt.   read: the model's state after all but the last token."""
 
     tokens: Array
     written: Array
@@ -64,11 +61,8 @@ class Beams(NamedTuple):
 
 @functools.cache
 def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Params, Array, Array, Array], Array]:
-    """Compile the continuation of left-padded prompts: (params, tokens and segments i32[rows, places], noise u32[rows,
-    2]) -> i32[rows, texts per row, max_tokens]; tokens after a stop token are meaningless.
-
-    params: the model's, or the result of `ready`.
-    """
+    """Compile the continuation of left-padded prompts: (params, or those of `ready`; tokens and segments i32[rows,
+    places]; noise u32[rows, 2]) -> i32[rows, texts per row, max_tokens], meaningless after a stop token."""
 
     def write(params: Params, tokens: Array, segments: Array, noise: Array) -> Array:
         params = unstacked(model, params)
@@ -84,8 +78,7 @@ def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Param
 
 
 def first_texts(model: nn.Module, tokens: Array, segments: Array) -> tuple[Array, Array]:
-    """Return (tokens, segments) i32[rows, places] of the texts to continue: the prompts, or for an encoder-decoder the
-    decoder's start token."""
+    """Return (tokens, segments) i32[rows, places] of texts to continue: prompts, or an encoder-decoder's start."""
     if not isinstance(model, EncoderDecoder):
         return tokens, segments
     start = jnp.full((len(tokens), 1), model.start, jnp.int32)
@@ -95,11 +88,9 @@ def first_texts(model: nn.Module, tokens: Array, segments: Array) -> tuple[Array
 def write_texts(
     decoding: Decoding, first: tuple[Array, Any], following: Callable, tokens: Array, segments: Array, noise: Array
 ) -> Array:
-    """Generate texts i32[rows, max_tokens] after left-padded ones, tokens and segments i32[rows, places].
-
-    first: (logits f32[rows, vocab] after the given texts, state).   following: (next token i32[rows, 1], lengths
-    i32[rows] of the texts before it, state) -> (logits, state) after it.
-    """
+    """Generate texts i32[rows, max_tokens] after left-padded ones, tokens and segments i32[rows, places].   first:
+    (logits f32[rows, vocab] after the given texts, state).   following: (next token i32[rows, 1], lengths i32[rows] of
+    the texts before it, state) -> (logits, state) after it."""
     stop = jnp.array(decoding.stop, jnp.int32)
 
     def add(texts: Texts, logits: Array) -> Texts:
@@ -155,8 +146,7 @@ def search(
 
 
 def _add(model: nn.Module, decoding: Decoding, before: Array, beams: Beams, logits: Array) -> Beams:
-    """Extend the beams by one token.   before: prompts i32[prompts * beams, places].   logits: f32[prompts * beams,
-    vocab]."""
+    """Extend the beams by one token.   before: prompts i32[rows, places].   logits: f32[rows, vocab], of all beams."""
     prompts, number = beams.scores.shape
     texts = beams.tokens.reshape(prompts * number, -1)
     log_probabilities = unrepeated(jax.nn.log_softmax(logits), decoding, before, texts, beams.written)
@@ -205,11 +195,8 @@ def without_padding(tokens: Array, segments: Array) -> Array:
 
 
 def unrepeated(logits: Array, decoding: Decoding, prompts: Array, texts: Array, written: Array) -> Array:
-    """Apply the repetition penalty to logits or log probabilities f32[rows, vocab], and set tokens that would repeat an
-    n-gram to -inf.
-
-    prompts: i32[rows, places], from `without_padding`.   texts: i32[rows, n], the first `written` valid.
-    """
+    """Apply the repetition penalty to logits or log probabilities f32[rows, vocab], and forbid repeated n-grams by
+    -inf.   prompts: i32[rows, places], from `without_padding`.   texts: i32[rows, n], the first `written` valid."""
     penalty, size = decoding.repetition_penalty, decoding.no_repeat_ngram_size
     if penalty == 1 and not size:
         return logits
@@ -259,18 +246,13 @@ def choose(logits: Array, noise: Array, decoding: Decoding) -> Array:
 
 
 def read(model: nn.Module, params: Params, tokens: Array, segments: Array, more: int) -> tuple[Array, Any]:
-    """Read left-padded prompts -> (logits f32[rows, vocab] after each, a state with room for `more` tokens).
-
-    params: from `unstacked`.
-    """
+    """Read left-padded prompts, by params of `unstacked` -> (logits f32[rows, vocab] after each, a state with room)."""
     return _logits(model, params, "begin", of_texts(tokens, segments), more)
 
 
 def next_logits(model: nn.Module, params: Params, last: Array, lengths: Array, state: Any) -> tuple[Array, Any]:
     """Read one more token i32[rows, 1] of texts with lengths i32[rows] -> (logits f32[rows, vocab], new state).
-
-    params: from `unstacked`.
-    """
+    params: from `unstacked`."""
     if model.program.depth == "unroll" and isinstance(state, Cache):
         state = _each_array(jnp.stack, state)
     return _logits(model, params, "advance", of_next(last, lengths), state)

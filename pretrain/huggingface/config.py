@@ -16,15 +16,10 @@ from pretrain.json_values import make, plain
 
 
 def config_from(source: str | Path, family: Family | None = None) -> Any:
-    """Read the config of the model in a source, see `folders`.
-
-    family: read it as this family if possible; else as the family whose constants config.json has and with a class that
-    it names.
-
-    UserError if a config.json is missing, damaged or incomplete, if no family reads it, or if the parts of one model
-    disagree.
-    """
-    first = Path(str(source).split(",")[0].split("=", 1)[-1]) if is_listing(source) else Path(source)
+    """Read the config of the model in a source, see `folders`.   family: to read it as, if possible; else as the one
+    whose constants config.json has and with a class that it names. UserError if a config.json is missing, damaged or
+    incomplete, if no family reads it, or if the parts disagree."""
+    first = next(iter(listed_parts(source).values()), Path(source))
     said, named = _read(first), {*architectures(first)}
     model_type = said.get("model_type")
     families = [(model.constants["model_type"], fam) for fam in FAMILIES.values() for model in fam.hf.values()]
@@ -43,47 +38,36 @@ def config_from(source: str | Path, family: Family | None = None) -> Any:
     for part, folder in folders(source, family).items():
         for path, value in _values(folder, family.hf[part]).items():
             if values.setdefault(path, value) != value:
-                raise UserError(
-                    f"{source}: model.{path} is {values[path]} in one part and {value} in {folder}; "
-                    "give the parts of one model"
-                )
-    default = leaves(plain(family.config, family.config()))
-    fields = {path: value for path, value in default if value is not None}
-    if "labels" not in fields:  # a family without heads for tasks
+                raise UserError(f"{source}: model.{path} is {values[path]} here, {value} in {folder}; give another")
+    default = family.config()
+    fields = dict(leaves(plain(family.config, default)))
+    if not hasattr(default, "labels"):  # a family without heads for tasks
         values.pop("labels", None)
     for path, value in values.items():
         fields[path.replace(".", "/")] = list(value) if isinstance(value, tuple) else value  # as in JSON
     try:
         return make(family.config, nest(fields), "model.")
     except (ValueError, TypeError, UserError) as error:
-        raise UserError(
-            f"{source}: config.json describes a model that cannot be built ({error}); give another folder"
-        ) from error
+        raise UserError(f"{source}: config.json: no such model can be built ({error}); give another") from error
 
 
 def folders(source: str | Path, family: Family) -> dict[str, Path]:
     """Return checkpoint part -> folder.   source: one folder as written by `export`, or 'part=DIR,part=DIR'."""
-    if not is_listing(source):
+    result = listed_parts(source)
+    if not result:
         return {part: Path(source) / model.folder for part, model in family.hf.items()}
-    result = {}
-    for item in str(source).split(","):
-        part, _, folder = item.partition("=")
-        if part.strip() not in family.hf:
-            raise UserError(f"{source}: unknown part {part.strip()!r}; use {', '.join(family.hf)}")
-        result[part.strip()] = Path(folder.strip())
-    missing = [part for part in family.hf if part not in result]
-    if missing:
+    if unknown := [part for part in result if part not in family.hf]:
+        raise UserError(f"{source}: unknown part {unknown[0]!r}; use {', '.join(family.hf)}")
+    if missing := [part for part in family.hf if part not in result]:
         raise UserError(f"{source}: {', '.join(missing)} is missing; add {','.join(f'{p}=DIR' for p in missing)}")
     return result
 
 
 def _parts_in(source: str | Path, family: Family) -> int:
     """Return how many parts a family has, 0 if the source lacks one."""
-    if is_listing(source):
-        there = {item.partition("=")[0].strip() for item in str(source).split(",")}
-    else:
-        there = {part for part, folder in folders(source, family).items() if (folder / "config.json").is_file()}
-    return len(there) if there == {*family.hf} else 0
+    given = listed_parts(source)
+    there = given or [part for part, folder in folders(source, family).items() if (folder / "config.json").is_file()]
+    return len(there) if {*there} == {*family.hf} else 0
 
 
 def check_same(setting: str | Path, source, target) -> None:
@@ -105,10 +89,7 @@ def check_same(setting: str | Path, source, target) -> None:
 def check_class(setting: str, config) -> None:
     """Raise UserError if this config's family cannot be stored as a Hugging Face folder."""
     if not family_of(config).hf:
-        raise UserError(
-            f"{setting}: {name_of(config)} models cannot be stored as a Hugging Face folder; "
-            "read weights from the run itself, --init-from RUN"
-        )
+        raise UserError(f"{setting}: {name_of(config)} models have no Hugging Face class; give --init-from the run")
 
 
 def architectures(folder: Path) -> list[str]:
@@ -124,9 +105,12 @@ def heads_in_folder(source: str | Path, config) -> set[str]:
     return {head for known, name in classes for head in known.get(name, ())}
 
 
-def is_listing(source: str | Path) -> bool:
-    """Return whether a source has the form 'part=DIR,part=DIR'."""
-    return "=" in str(source).split("/")[0] and not Path(source).is_dir()
+def listed_parts(source: str | Path) -> dict[str, Path]:
+    """Return part -> folder of a source of the form 'part=DIR,part=DIR'; {} for a folder."""
+    if "=" not in str(source).split("/")[0] or Path(source).is_dir():
+        return {}
+    items = (item.partition("=") for item in str(source).split(","))
+    return {part.strip(): Path(folder.strip()) for part, _, folder in items}
 
 
 def _read(folder: Path) -> Mapping[str, Any]:
@@ -150,10 +134,7 @@ def _values(folder: Path, model: HuggingFace) -> dict[str, Any]:
             raise UserError(f"{folder}: config.json has {name}={fields.get(name)!r}, but needs {value!r}; give another")
     for name, value in model.assumed.items():
         if (actual := fields.get(name, value)) != value:
-            raise UserError(
-                f"{folder}: config.json has {name}={actual!r}, which this family does not support; "
-                f"give a model with {value!r}"
-            )
+            raise UserError(f"{folder}: config.json has {name}={actual!r}, but needs {value!r}; give another")
     known, values, missing = {**model.fields, **model.settings}, {}, []
     for name, place in known.items():
         path, read = place[::2] if isinstance(place, Converter) else (place, operator.itemgetter(name))
@@ -165,10 +146,7 @@ def _values(folder: Path, model: HuggingFace) -> dict[str, Any]:
         except TypeError:
             raise UserError(f"{folder}: config.json has {name}={fields.get(name)!r}; give another folder") from None
         if values.setdefault(path, value) != value:
-            raise UserError(
-                f"{folder}: config.json has {name}={value!r}, but {values[path]!r} in another field for the same "
-                f"model.{path}; give both one value"
-            )
+            raise UserError(f"{folder}: config.json has {name}={value!r} and model.{path}={values[path]!r}; mend it")
     if missing:
         raise UserError(f"{folder}: config.json lacks {', '.join(dict.fromkeys(missing))}; add the model's values")
     return values | _labels(folder, fields)

@@ -26,16 +26,7 @@ from models.blocks.crf import CRF
 from models.core.parameters import leaves, nest
 from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface.config import check_class, check_fit, misfits
-from pretrain.huggingface.tensors import (
-    Tensor,
-    absent,
-    architecture,
-    fields_of,
-    heads_beside,
-    heads_in,
-    summed,
-    tensors,
-)
+from pretrain.huggingface.tensors import Tensor, absent, architecture, fields, heads_beside, heads_in, summed, tensors
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
@@ -117,16 +108,12 @@ def export(
         _replace(folder, partial)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise UserError(
-            f"export --to {folder}: cannot be written ({error.strerror or error}); give another folder"
-        ) from error
+        raise UserError(f"export --to {folder}: cannot be written ({error.strerror or error}); use another") from error
 
 
 def _write_tensors(stored: Mapping[str, Tensor], folder: Path, dtype: np.dtype, mode_of: Path) -> None:
     """Write tensors into one file, or several with an index; only one file's tensors are copied in memory at a time.
-
-    mode_of: file whose permissions to copy, as the library lets only the owner read.
-    """
+    mode_of: file whose permissions to copy, as the library lets only the owner read."""
 
     def size(tensor: Tensor) -> int:
         return math.prod(tensor.shape) * dtype.itemsize
@@ -156,10 +143,8 @@ def _save(arrays: Mapping[str, np.ndarray], file: Path, mode_of: Path) -> None:
 def config_fields(
     config, part: str, names: Collection[str], ids: Mapping[str, int | None], dtype: str = "float32"
 ) -> dict:
-    """Return config.json of one part.   names: as in `architecture`.
-
-    ids: `token_ids`, with nulls too, as transformers would otherwise use defaults of other tokenizers.
-    """
+    """Return config.json of one part.   names: as in `architecture`.   ids: `token_ids`, with nulls too, as
+    transformers would otherwise use defaults of other tokenizers."""
     model = family_of(config).hf[part]
     # Else transformers ends the longest texts of a Marian with the token 0
     unforced = {"forced_eos_token_id": None} if model.constants.get("is_encoder_decoder") else {}
@@ -169,7 +154,7 @@ def config_fields(
     return {
         "architectures": [name for name in [architecture(config, part, names)] if name],
         **model.constants,
-        **fields_of(config, part),
+        **fields(config, part),
         **_labels(config),
         **ids,
         **unforced,
@@ -201,9 +186,7 @@ def check_replaceable(folder: Path, run: str) -> None:
     if not inside:
         return
     if MARK not in inside:
-        raise UserError(
-            f"export --to {folder}: holds {inside[0]} but no {MARK}, so it is not an export; give a new folder"
-        )
+        raise UserError(f"export --to {folder}: holds {inside[0]} but no {MARK}: it is no export; give a new folder")
     mark = None
     with contextlib.suppress(ValueError):
         mark = json.loads((folder / MARK).read_bytes())

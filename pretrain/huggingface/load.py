@@ -1,5 +1,4 @@
-"""Read the weights of a Hugging Face model as parameters, and convert parameters of one model to initial ones of
-another.
+"""Read the weights of a Hugging Face model as parameters, and convert one model's parameters to another's initial ones.
 
 The source is of the same family or of one that the target continues. If the target has more positions, the source's are
 repeated; embeddings of further tokens start as the mean of the source's.
@@ -8,7 +7,6 @@ repeated; embeddings of further tokens start as the mean of the source's.
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -74,10 +72,8 @@ def load(
 
 
 def _take(tensor: Tensor, array: np.ndarray, read: dict[tuple, tuple[str, str]], part: str, setting: str) -> None:
-    """Write a stored array into the parameters of its tensor.
-
-    read: origin of pieces read before -> (part, setting); UserError if the same parameter had another value.
-    """
+    """Write a stored array into the parameters of its tensor.   read: origin of pieces read before -> (part, setting);
+    UserError if the same parameter had another value."""
     for piece in tensor.pieces:
         new = array[piece.place]
         if piece.origin not in read:
@@ -178,7 +174,6 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
         if name in stored.found or name not in spared
     }
     known = {row.hf[part].name for row in family_of(config).every_parameter(config) if part in row.hf}
-    _check_layers(stored, wanted, known, config, part)
     needed = architecture(config, part, params) or f"model with {', '.join(heads_in(config, params))}"
     missing = [name for name in wanted if name not in stored.found]
     named = {head.name for head in family_of(config).heads}
@@ -195,9 +190,7 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
     for target, source in model.tied.items():
         both = target in stored.found and source in stored.found
         if both and not np.array_equal(stored.read(target), stored.read(source)):
-            raise UserError(
-                f"{folder}: {target} differs from {source}, but this model ties them; give a folder of a tied model"
-            )
+            raise UserError(f"{folder}: {target} differs from {source}, but this model ties them; give a tied model")
     for name in model.zeros:
         if name in stored.found and stored.read(name).any():
             raise UserError(f"{folder}: {name} is not zero, which this model has no place for; give another folder")
@@ -206,37 +199,9 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
     if heads_anew:
         unexpected = [name for name in unexpected if name.startswith(model.prefix)]
     if unexpected:
-        raise UserError(
-            f"{folder}: has {listed(unexpected)}, which a {needed} does not have; give a folder of that class"
-        )
+        raise UserError(f"{folder}: has {listed(unexpected)}, which a {needed} lacks; give a folder of that class")
     check_heads(folder, missing, others, anew=True)
     return {name: tensor for name, tensor in wanted.items() if name not in missing}
-
-
-def _check_layers(stored: _Tensors, wanted: Collection[str], known: Collection[str], config, part: str) -> None:
-    """Raise UserError if a part's tensors have another number of layers than its config.json says.
-
-    wanted: tensors by config.json.   known: names of all tensors, with {layer}.
-    """
-    before = {name.partition("{layer}")[0] for name in known if "{layer}" in name}
-
-    def layers(names: Collection[str]) -> set[str]:
-        return {
-            start + name.removeprefix(start).partition(".")[0]
-            for name in names
-            for start in before
-            if name.startswith(start)
-        }
-
-    needed, present = layers(wanted), layers(stored.found)
-    if not present or needed == present:
-        return
-    paths = {name: getattr(place, "path", place) for name, place in family_of(config).hf[part].fields.items()}
-    depths = {name: attrgetter(path)(config) for name, path in paths.items() if path.endswith("depth")}
-    fields = ", ".join(f"{name}={depth}" for name, depth in depths.items())
-    has = f"no {listed(needed - present)}" if needed - present else f"also {listed(present - needed)}"
-    cure = "correct config.json, or copy the folder again"
-    raise UserError(f"{stored.folder}: config.json has {fields}, but the weights have {has}; {cure}")
 
 
 def counterparts(source, target) -> dict[str, str]:
@@ -282,8 +247,7 @@ def to_target(setting: str, params: Mapping[str, np.ndarray], source, target) ->
 
 
 def check_heads(setting: str | Path, lacking: Collection[str], others: Collection[str], anew: bool) -> None:
-    """Warn about heads that a source lacks, which start anew, and about others. UserError if they may not start
-    anew."""
+    """Warn about heads that a source lacks, which start anew (UserError if they may not), and about others."""
     if lacking and not anew:
         raise UserError(f"{setting}: has no {listed(lacking)}; give the recipe the heads that it has, or {ANEW}")
     if lacking:

@@ -15,9 +15,7 @@ LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"": lambda array: arra
 
 class Piece(NamedTuple):
     """A parameter's part of a tensor.   view: of the parameter, in the tensor's layout.   axis, start: where it begins.
-
-    origin: the parameter's path, and the index along 'layers' if it is stacked.
-    """
+    origin: the parameter's path, and the index along 'layers' if it is stacked."""
 
     origin: tuple[str, int | None]
     view: np.ndarray
@@ -57,11 +55,8 @@ def summed(params: Mapping[str, np.ndarray], config, sign: int = 1) -> dict[str,
 
 
 def tensors(params: Mapping, config, part: str) -> dict[str, Tensor]:
-    """Return name -> tensor for the tensors of a part.
-
-    params: nested dict of NumPy arrays, all or some of the model's parameters. Views leave out padding of the
-    vocabulary. Export reads the views, import writes into them.
-    """
+    """Return name -> tensor for the tensors of a part.   params: nested dict of NumPy arrays, all or some of the
+    model's parameters. Views leave out padding of the vocabulary. Export reads the views, import writes into them."""
     arrays, pieces = dict(leaves(params)), {}
     for parameter in family_of(config).every_parameter(config):
         if part not in parameter.hf or parameter.path not in arrays:
@@ -93,7 +88,7 @@ def _view(parameter: Parameter, slot: Slot, array: np.ndarray, layer: int | None
     return array.reshape(slot.shape or array.shape, copy=False)
 
 
-def fields_of(config, part: str) -> dict[str, Any]:
+def fields(config, part: str) -> dict[str, Any]:
     """Return the fields of config.json for a config."""
     model = family_of(config).hf[part]
     known = {**model.fields, **model.settings}
@@ -105,8 +100,7 @@ def fields_of(config, part: str) -> dict[str, Any]:
 
 
 def architecture(config, part: str, names: Collection[str]) -> str | None:
-    """Return the transformers class that has exactly the heads among these names, for example names of parameters; None
-    if there is no such class."""
+    """Return the transformers class with exactly the heads among these names (of parameters, for example), or None."""
     heads, classes = heads_in(config, names), family_of(config).hf[part].architectures
     return next((name for name, of_class in classes.items() if {*heads} == {*of_class}), None)
 

@@ -146,10 +146,8 @@ def _shares(bias: Array) -> Array:
 
 
 def _figures(logits: Array, targets: Array, shares: Array | None) -> tuple[Array, tuple[Array, Array]]:
-    """Compute ([..., n, 4]: the figures of `Sums`; (largest logit, sum of exponentials relative to it)).
-
-    All exponents are relative to the largest logit, as in `cross_entropy`.
-    """
+    """Compute ([..., n, 4]: the figures of `Sums`; (largest logit, sum of exponentials relative to it)). All exponents
+    are relative to the largest logit, as in `cross_entropy`."""
     best = logits.max(-1)
     total = jnp.exp(logits - best[..., None]).sum(-1)
     target, rest = at_targets(logits, targets), jnp.log(total)

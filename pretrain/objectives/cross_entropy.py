@@ -13,8 +13,8 @@ BLOCK = 256  # targets of a cluster whose logits are computed at a time
 
 
 def cross_entropy(logits: Array, targets: Array) -> tuple[Array, Array]:
-    """logits f32[n, vocab], targets i32[n] -> (-log p(target) in nats f32[n], 1 if the target is the best guess
-    f32[n])."""
+    """logits f32[n, vocab], targets i32[n] -> f32[n] each: -log p(target) in nats, 1 if the target is the best
+    guess."""
     best = jax.lax.stop_gradient(logits.max(axis=-1))
     losses, target = _negative_log_likelihood(logits, targets, best)
     return losses, (target >= best).astype(jnp.float32)

@@ -52,10 +52,8 @@ MEAN, DRAWN = "mean", "drawn"
 
 @dataclasses.dataclass(frozen=True)
 class Taught(Objective):
-    """Base of objectives that add what teachers make of the same rows to the loss of the class beside it.
-
-    reads: what a teacher needs, like `Objective.asks`.   reads_logits: what else where its logits are compared.
-    """
+    """Base of objectives that add what teachers make of the same rows to the loss of the class beside it.   reads: what
+    a teacher needs, like `Objective.asks`.   reads_logits: what else where its logits are compared."""
 
     reads: ClassVar[tuple[type | str, ...]] = ()
     reads_logits: ClassVar[tuple[type | str, ...]] = ()
@@ -235,9 +233,7 @@ def _check(match: Match, student: Any, teacher: Any) -> None:
     setting = f"objective.losses: {match.name}"
     for config in (student, teacher):
         if match.of != LOGITS and not (hasattr(config, "depth") and hasattr(config, "width")):
-            raise UserError(
-                f"{setting}: {type(config).__name__} has several encoders; use another model, as from the folder of one"
-            )
+            raise UserError(f"{setting}: {type(config).__name__} has several encoders; use the folder of one")
     if match.of not in (LOGITS, EMBEDDINGS):
         try:
             match.pairs(student.depth, teacher.depth)

@@ -13,7 +13,7 @@ from jax import Array
 from data_pipelines.errors import UserError
 from data_pipelines.examples.dialogues import TURNS, Dialogues
 from data_pipelines.examples.layout import RowLayout
-from data_pipelines.examples.masking import Masking
+from data_pipelines.examples.masking import TOKEN, Masking
 from data_pipelines.examples.packed_sentences import PackedSentences, SentenceGlobals
 from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER, SegmentPairs, SentencePairs
 from models.attention.patterns.pattern import DENSE
@@ -65,16 +65,12 @@ class MaskedLanguageModel(Objective):
 
     def __post_init__(self):
         if self.next_sentence and self.sentence_order:
-            raise ValueError(
-                "objective.next_sentence=True and objective.sentence_order=True: a pair has only one label; "
-                "set one of them to False"
-            )
+            raise ValueError("objective.next_sentence=True, sentence_order=True: a pair has one label; unset one")
         check_layout(self.layout, self.label)
 
     @property
     def label(self) -> str | None:
-        """Return the label's name, shared by the field above, the batch's array and the loss's term; None without
-        one."""
+        """Return the label's name, of the field above, the batch's array and the loss's term; None without one."""
         return NEXT_SENTENCE if self.next_sentence else SENTENCE_ORDER if self.sentence_order else None
 
     @property
@@ -117,8 +113,7 @@ class MaskedLanguageModel(Objective):
         return jnp.pad(batch["prediction_positions"], ((0, 0), (int(self.label is not None), 0)))
 
     def terms(self, apply: Callable, hidden: Array, batch: Batch) -> tuple[dict[str, Term], Array]:
-        """Compute (the terms, the logits of masked tokens f32[rows * n, vocab]).   apply: calls the model.   hidden: at
-        `slots`."""
+        """Compute (the terms, the logits of masked tokens f32[rows * n, vocab]).   hidden: at `slots`."""
         head = partial(apply, method="apply_head")
         terms, labels = {}, batch[self.label] if self.label else None
         if labels is not None:
@@ -144,8 +139,7 @@ class GlobalPhase(Phase):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedWithGlobals(MaskedLanguageModel):
-    """Masked tokens are predicted in rows with global tokens; ETC's optional objective of global tokens (CPC) is not
-    implemented."""
+    """Masked tokens are predicted in rows with global tokens; ETC's objective of these (CPC) is not implemented."""
 
     phase: ClassVar[type[Phase]] = GlobalPhase
     # How rows are made: packed-sentences, packed-across-documents, packed-documents or document-sentences
@@ -161,3 +155,29 @@ class MaskedWithGlobals(MaskedLanguageModel):
 
     def rows(self, phase):
         return SentenceGlobals(phase.length, self.masking, globals=phase.globals, **PACKED_AS[self.layout])
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitPhase(Phase):
+    """A phase with a unit of masking, as ERNIE's stages mask tokens, phrases and entities (Sun et al. 2019,
+    arXiv:1904.09223, section 4.2)."""
+
+    unit: str = TOKEN  # what is masked as a whole: token, or a field of the corpus that marks where units begin
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, masks by {self.unit}"
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedUnits(MaskedLanguageModel):
+    """Masked units, of each phase's kind, are predicted; the label of a pair is predicted at position 0."""
+
+    phase: ClassVar[type[Phase]] = UnitPhase
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.masking.unit != TOKEN:
+            raise ValueError(f"objective.masking.unit={self.masking.unit!r}: each phase has its own, phases.0.unit")
+
+    def rows(self, phase):
+        return dataclasses.replace(super().rows(phase), masks=dataclasses.replace(self.masking, unit=phase.unit))

@@ -107,10 +107,7 @@ class Match:
         found = [tuple(map(int, pair.split(":"))) for pair in self.layers.split()]
         for one, other in found:
             if not (1 <= one <= student and 1 <= other <= teacher):
-                raise ValueError(
-                    f"layers={self.layers}: pairs layer {one} with {other}, but the student has {student} and the "
-                    f"teacher {teacher}; give other pairs"
-                )
+                raise ValueError(f"layers={self.layers}: pairs {one} with {other} of {student} and {teacher} layers")
         return found
 
 
@@ -137,11 +134,8 @@ def _moved(first: float, end: float | None, step: Array | int, steps: int) -> Ar
 
 
 class Side(NamedTuple):
-    """What a loss compares of a model.
-
-    hidden, projected: as models record them.   logits: f32[n, vocab], -inf in padding; None if no loss reads them, or
-    if `factors` give them (`CausalDecoder.softmax`), which are multiplied a block of positions at a time.
-    """
+    """What a loss compares of a model.   hidden, projected: as models record them.   logits: f32[n, vocab], -inf in
+    padding; None if not read, or if they are the products of `factors` (`CausalDecoder.softmax`), made in blocks."""
 
     hidden: Array | None = None
     projected: tuple[Array, Array, Array] | None = None
@@ -182,8 +176,7 @@ def denominator(match: Match, tokens: Tokens) -> Array:
 
 
 def total(match: Match, ours: Side, theirs: Side, tokens: Tokens, temperature, projection: Array | None) -> Array:
-    """Return the sum of a loss f32[], over all pairs of layers.   projection: [the student's width, the teacher's], or
-    None for equal widths."""
+    """Return the sum of a loss f32[], over all pairs of layers.   projection: [student's width, teacher's], or None."""
     if match.of == LOGITS and ours.factors is not None:
         return _of_factors(ours.factors, theirs.factors, match.by, temperature, tokens.weights)
     if match.of == LOGITS:

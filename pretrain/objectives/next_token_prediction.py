@@ -1,5 +1,4 @@
-"""Plain causal language modelling: predict the next token of packed documents by a decoder without a memory (Radford et
-al. 2018, equation 1)."""
+"""Plain causal language modelling: next tokens of packed documents, without a memory (Radford et al. 2018)."""
 
 import dataclasses
 from collections.abc import Mapping

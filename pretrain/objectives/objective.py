@@ -73,10 +73,7 @@ class Task:
 @dataclasses.dataclass(frozen=True)
 class Phase:
     """A part of the training with its own sequence length and batch size, like BERT's last 10% of steps at length 512.
-
-    An objective whose rows have further sizes, like a target length, has a subclass with fields for them
-    (`Objective.phase`).
-    """
+    A phase of rows with further sizes, like a target length, is a subclass with fields for them (`Objective.phase`)."""
 
     share: float  # share of the run's steps
     length: int  # sequence length: tokens per row
@@ -99,11 +96,8 @@ Spec = Mapping[str, Feature]
 
 
 class Moment(NamedTuple):
-    """The circumstances of a loss.
-
-    keys: u32[rows, 2], one noise key per row.   train: dropout is on; else `loss` may return more counts.
-    step: i32[], number of updates so far.   teachers: of the recipe, by name.
-    """
+    """The circumstances of a loss.   keys: u32[rows, 2], one noise key per row.   train: dropout is on; else `loss` may
+    return more counts.   step: i32[], number of updates so far.   teachers: of the recipe, by name."""
 
     keys: Array
     train: bool
@@ -117,11 +111,7 @@ class Moment(NamedTuple):
 
 
 class Term(NamedTuple):
-    """A term of the loss over some rows.
-
-    sum: f32[], weighted sum of losses.   hits: f32[], weighted number of correct predictions; None if there are no
-    predictions.
-    """
+    """A term of the loss.   sum: f32[], weighted sum of losses.   hits: f32[], of correct predictions, if any."""
 
     sum: Array
     hits: Array | None = None
@@ -138,8 +128,7 @@ class Objective(abc.ABC):
     """Base of frozen dataclasses whose fields are the objective's hyper-parameters.
 
     The loss is sum_k c_k * S_k / W_k over named terms k: `loss` returns the sums S_k over its rows, `weights` the
-    denominators W_k, which depend on the batch alone, and `coefficients` the c_k. So microbatches, padding and the
-    number of devices change only rounding.
+    denominators W_k, of the batch alone, and `coefficients` the c_k: microbatches and devices change only rounding.
 
     asks: `protocols` that the model's trunk must have, and names of heads.
     predictions: term -> names of the batch's arrays with its target tokens and their weights.
@@ -206,18 +195,14 @@ class Objective(abc.ABC):
     def loss(
         self, model: nn.Module, params: Params, batch: Batch, carry, moment: Moment
     ) -> tuple[dict[str, Term], Any, dict[str, Array]]:
-        """Compute (terms, new carry, counts for `report`: sums over rows, of any shape).
-
-        params: trained and frozen ones.
-        """
+        """Compute (terms, new carry, counts for `report`: sums over rows, of any shape).   params: with frozen ones."""
 
     def token_counts(self, corpus: Corpus, phase: Phase) -> np.ndarray:
         """Count how often each token is predicted in an epoch of the train split, up to a factor: f64[vocab]."""
         return corpus.token_counts().astype(np.float64)
 
     def report(self, counts: Mapping[str, Any]) -> dict[str, float]:
-        """Compute metrics besides those of the terms, from counts summed over batches (in training without those of
-        `per_example`)."""
+        """Compute metrics besides those of the terms, from counts that are summed over batches."""
         return {}
 
 
@@ -233,11 +218,8 @@ def shapes_of(spec: Spec, rows: int, sharding: Sharding | None = None) -> dict[s
 
 
 def initialise(key: Array, model: nn.Module, spec: Spec) -> Params:
-    """Initialize the parameters of a model for batches of a spec, with one blank row as the batch.
-
-    Whatever the model's program, plain operations make the same parameters: so the trace is shared, and cuDNN's kernel,
-    which `vmap` over layers fails on, is not asked.
-    """
+    """Initialize the parameters of a model for batches of a spec, with one blank row as the batch. Whatever the
+    program, plain operations make them: the trace is shared, without cuDNN's kernel, which `vmap` fails on."""
     model = model.clone(program=Program())
     row = inputs_of(model, {name: entry.blank(1) for name, entry in spec.items()})
     with placed_by(None):  # a mesh, for which a step may be being traced, could not divide one row

@@ -92,10 +92,7 @@ class Writer(TokenPredictor, Protocol):
 @runtime_checkable
 class ClozeWriter(Encoder, Writer, Protocol):
     """An encoder that continues texts at a [MASK]: `begin` reads [CLS] source [SEP] [MASK], `advance` the token for the
-    last [MASK], after which it puts another.
-
-    sides: types of the tokens of a source and of its target.
-    """
+    last [MASK], after which it puts another.   sides: types of the tokens of a source and of its target."""
 
     sides: tuple[int, int]
 
@@ -113,10 +110,7 @@ class CausalDecoder(Writer, Protocol):
 
 @runtime_checkable
 class EncoderDecoder(Writer, Protocol):
-    """An encoder and a decoder; `begin` reads the encoder's texts.
-
-    start: the token that precedes the decoder's first one.
-    """
+    """An encoder and a decoder; `begin` reads the encoder's texts.   start: token before the decoder's first one."""
 
     start: int
 
@@ -124,8 +118,7 @@ class EncoderDecoder(Writer, Protocol):
         """Return the encoder's hidden [rows, length, width]."""
 
     def decode_targets(self, inputs: Inputs, noise: Noise = None) -> Array:
-        """Return the decoder's hidden [rows, target_length, width]; each depends on its token, the earlier ones of its
-        segment and the encoder's tokens."""
+        """Return the decoder's hidden [rows, target_length, width], from earlier tokens and the encoder's."""
 
     def decode_again(self, inputs: Inputs, noise: Noise = None) -> Array:
         """Return the decoder's hidden [rows, length, width] for the encoder's texts."""
@@ -136,13 +129,10 @@ class EncoderDecoder(Writer, Protocol):
 
 @runtime_checkable
 class Permutable(Remembering, Protocol):
-    """A trunk with a memory and a query stream: hidden states of positions that do not see their own token, in any
-    order."""
+    """A trunk with a memory and a query stream: hidden states that do not see their own token, in any order."""
 
     def query(
         self, inputs: Inputs, memory: Memory, slots: Array, reuse: int | None = None, noise: Noise = None
     ) -> tuple[Array, Memory]:
-        """Return (hidden [rows, n, width] at slots i32[rows, n], the new memory, as long as the old one).
-
-        reuse: number of leading positions to remember; None for all.
-        """
+        """Return (hidden [rows, n, width] at slots i32[rows, n], the new memory, as long as the old one).   reuse:
+        number of leading positions to remember; None for all."""

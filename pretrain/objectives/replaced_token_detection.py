@@ -72,10 +72,8 @@ class ReplacedTokenDetection(Objective):
 
 
 def sample(logits: Array, keys: Array, shape: tuple[int, int]) -> Array:
-    """Sample one token per prediction from softmax(logits), by the Gumbel-max trick, without a gradient.
-
-    logits: f32[batch * n, vocab]; keys: u32[batch, 2]; shape: (batch, n) -> i32[batch, n].
-    """
+    """Sample one token per prediction from softmax(logits), by the Gumbel-max trick, without a gradient.   logits:
+    f32[batch * n, vocab]; keys: u32[batch, 2]; shape: (batch, n) -> i32[batch, n]."""
     batch, n = shape
     logits = jax.lax.stop_gradient(logits).reshape(batch, n, -1)
     noisy = logits + gumbel(keys, (n, logits.shape[-1]))
@@ -86,8 +84,7 @@ def sample(logits: Array, keys: Array, shape: tuple[int, int]) -> Array:
 
 
 def write_predictions(tokens: Array, batch, values: Array) -> Array:
-    """Write values i32[batch, n] into tokens i32[batch, length] at the prediction positions; unused slots are
-    dropped."""
+    """Write values i32[batch, n] into tokens i32[batch, length] at the prediction positions that are used."""
     beyond = tokens.shape[1]
     positions = jnp.where(batch["prediction_weights"] > 0, batch["prediction_positions"], beyond)
     return jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))(tokens, positions, values)
@@ -102,12 +99,9 @@ def score_histograms(logits: Array, labels: Array, weights: Array) -> dict[str, 
 
 
 def detection_report(counts) -> dict[str, float]:
-    """Compute metrics of detecting label 1 ('replaced') by high scores, with baselines.
-
-    base_rate: share of label 1, the average precision of random scores.
-    base_rate_entropy: loss in nats of always predicting the base rate.
-    always_f1: F1 of always predicting 'replaced'.
-    """
+    """Compute metrics of detecting label 1 ('replaced') by high scores, with baselines.   base_rate: share of label 1,
+    the average precision of random scores.   base_rate_entropy: loss in nats of always predicting the base rate.
+    always_f1: F1 of always predicting 'replaced'."""
     negative, positive = (np.asarray(counts[name], np.float64)[::-1] for name in LABELS)  # from the highest score down
     negatives, positives = negative.sum(), positive.sum()
     if not (negatives and positives):

@@ -73,10 +73,7 @@ class SequenceToSequence(Objective):
 
     def check(self, model_config, corpus, phase):
         if self.layout not in FRAMED and start_of(model_config) == start_token(corpus.special, END):
-            raise UserError(
-                f"objective.layout={self.layout}: this model starts targets with the end token; use "
-                f"{' or '.join(FRAMED)}"
-            )
+            raise UserError(f"objective.layout={self.layout}: the start token is the end; use {' or '.join(FRAMED)}")
         check_start(model_config, corpus, self.start)
 
     def rows(self, phase):
@@ -128,10 +125,7 @@ def check_start(model_config: Any, corpus: Corpus, start: str | None = None) -> 
         )
     if start is not None and token != named[start]:
         right = next(name for name in named if named[name] == token)
-        raise UserError(
-            f"objective.start={start}: targets would follow token {named[start]}, but the model starts them with "
-            f"{token}; set it to {right}"
-        )
+        raise UserError(f"objective.start={start}: is {named[start]}, the model starts with {token}; set it to {right}")
 
 
 def start_of(model_config: Any) -> int:

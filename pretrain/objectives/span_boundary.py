@@ -23,8 +23,7 @@ GEOMETRIC = tuple(0.2 * 0.8**shorter for shorter in range(10))
 
 @dataclasses.dataclass(frozen=True)
 class SpanBoundaryObjective(MaskedLanguageModel):
-    """Masked tokens are predicted from their own hidden states and from those beside their span: the sum of both losses
-    (equation 2). Spans that touch are one."""
+    """Masked tokens are predicted by themselves, and from beside their span (equation 2). Spans that touch are one."""
 
     predictions = MappingProxyType({"mlm": PREDICTIONS, "sbo": PREDICTIONS})
     asks = (Encoder, TOKENS, BOUNDARY)
@@ -50,10 +49,8 @@ class SpanBoundaryObjective(MaskedLanguageModel):
 
 
 def ends(positions: Array, used: Array) -> tuple[Array, Array]:
-    """Return the first and the last position of the span of each predicted token: i32[rows, n].
-
-    positions: i32[rows, n], ascending where bool[rows, n] `used`. Others are spans of their own.
-    """
+    """Return the first and the last position of the span of each predicted token: i32[rows, n].   positions: i32[rows,
+    n], ascending where bool[rows, n] `used`. Others are spans of their own."""
     joined = (positions[:, 1:] == positions[:, :-1] + 1) & used[:, 1:]
     begins = jnp.pad(~joined, ((0, 0), (1, 0)), constant_values=True)
     closes = jnp.pad(~joined, ((0, 0), (0, 1)), constant_values=True)

@@ -1,5 +1,4 @@
-"""Compute a causal decoder's hidden states of texts, likelihoods of targets and greedy answers to prompts, and the
-metrics of both with standard errors."""
+"""Compute a causal decoder's hidden states, likelihoods of targets, greedy answers, and their metrics with errors."""
 
 from collections.abc import Iterator, Sequence
 
@@ -34,10 +33,8 @@ def hidden_states(
     model: nn.Module, params: Params, texts: Sequence[np.ndarray], mesh: Mesh
 ) -> Iterator[tuple[list[int], Array]]:
     """Yield (indices of texts, their hidden states [rows, length, width] in a causal decoder, on the mesh, padded at
-    the end of rows and batch), the longest texts first, so that a lack of memory shows at once.
-
-    texts: i32[tokens] each, at most as many as the model has positions.   params: on the mesh.
-    """
+    the end of rows and batch), the longest texts first, so that a lack of memory shows at once.   texts: i32[tokens]
+    each, at most as many as the model has positions.   params: on the mesh."""
 
     def decode(params: Params, inputs: Inputs) -> Array:
         with placed_by(activation_rules(mesh)), matmul_precision(model.program.dtype):
@@ -96,9 +93,7 @@ def answers(
     mesh: Mesh,
 ) -> list[str]:
     """Decode greedily after each prompt, up to `stop`, the end of a document, or `max_tokens` tokens -> texts.
-
-    UserError if the tokenizer never produces `stop`.
-    """
+    UserError if the tokenizer never produces `stop`."""
     if not prompter.keeps(stop):
         raise UserError(f"--stop {stop!r}: the run's tokenizer drops it, no text ends; give another, like --stop .")
     tokenizer = prompter.tokenizer
@@ -114,11 +109,9 @@ def answers(
 
 
 def of_likelihoods(prompts: Sequence[Prompt], found: Sequence[np.ndarray]) -> dict[str, Figure]:
-    """Compute metrics of `log_likelihoods`.   found: for each prompt, ln p of its targets, f64[texts].
-
-    -> nats per token and per UTF-8 byte of the right targets; for examples with choices, the accuracy of taking the
-    choice with the highest likelihood in total ("by sum"), per token or per byte.
-    """
+    """Compute metrics of `log_likelihoods`.   found: for each prompt, ln p of its targets, f64[texts]. -> nats per
+    token and per UTF-8 byte of the right targets; for examples with choices, the accuracy of taking the choice with the
+    highest likelihood in total ("by sum"), per token or per byte."""
     tokens = [np.array([len(text.tokens) - text.first for text in prompt.texts]) for prompt in prompts]
     sizes = [np.array([len(choice.encode()) for choice in prompt.example.choices]) for prompt in prompts]
     right = [prompt.example.answer for prompt in prompts]

@@ -17,8 +17,7 @@ LONGEST_LINE = 4 << 20  # bytes
 
 
 class Example(NamedTuple):
-    """where: file and line, for messages.   choices: possible targets of the input, or only its target.
-    answer: index of the right choice."""
+    """where: file and line.   choices: possible targets of the input, or only one.   answer: the right one's index."""
 
     where: str
     input: str
@@ -37,10 +36,7 @@ def read(path: Path) -> list[Example]:
 
 
 def objects(path: Path) -> Iterator[tuple[dict, str]]:
-    """Yield (the JSON object, its file and line for messages) of every line that is not blank.
-
-    UserError if there is none, or if a line is not an object.
-    """
+    """Yield (JSON object, its file and line) of each line but blank ones; UserError if one is none, or without any."""
     number, empty = 0, True
     try:
         with open(path, "rb") as file:
@@ -141,8 +137,7 @@ class Tokens(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """The prompt of one example.   left_out: number of shots that did not fit.   texts: the prompt followed by each
-    choice, or the prompt alone."""
+    """A prompt.   left_out: number of shots that did not fit.   texts: the prompt, followed by each choice if any."""
 
     example: Example
     left_out: int
@@ -153,12 +148,10 @@ class Prompter:
     """Makes the prompts of examples, of which a model reads at most `room` tokens.
 
     Prompt and target are encoded together, as in training on whole texts; special tokens spelled out in a text are
-    plain text, as in a corpus. The target's tokens are those that do not end within the prompt; with byte-level BPE,
-    the first one includes the prompt's last blank. If a prompt has no token, the end-of-document token precedes the
-    target.
+    plain text. The target's tokens are those that do not end within the prompt; with byte-level BPE, the first one
+    includes the prompt's last blank. If a prompt has no token, the end-of-document token precedes the target.
 
-    delimiter: token between input and target, for a model trained on such rows; then both are encoded separately, as in
-    its rows, and there are no shots.
+    delimiter: token between input and target in rows that a model is trained on; then there are no shots.
     """
 
     def __init__(
@@ -169,18 +162,12 @@ class Prompter:
         self.examples, self.template, self.room = examples, template, room
 
     def __call__(self, shots: int, seed: int, with_target: bool) -> list[Prompt]:
-        """Make each example's prompt, with shots drawn by the seed. If it does not fit, its first shots are left out,
-        the same for all choices.   with_target: whether choices follow.
-
-        UserError if there are too few examples, or if one does not fit without shots.
-        """
+        """Make each example's prompt, with shots drawn by the seed, without the first ones if it does not fit.
+        with_target: whether choices follow. UserError for too few examples, or one that does not fit without shots."""
         if shots and self.delimiter is not None:
             raise UserError(f"--shots {shots}: the run was trained on rows of one input and its target; give --shots 0")
         if shots >= len(self.examples):
-            raise UserError(
-                f"--shots {shots}: besides the question --examples has {len(self.examples) - 1}; "
-                "give fewer shots or more examples"
-            )
+            raise UserError(f"--shots {shots}: besides the question there are {len(self.examples) - 1}; give fewer")
         if shots and not self.keeps(unescaped(self.template.between)):
             raise UserError(
                 f"--between '{self.template.between}': the run's tokenizer drops it, nothing would separate examples; "
@@ -241,8 +228,7 @@ class Prompter:
 
 
 def drawn(examples: int, index: int, shots: int, seed: int) -> list[int]:
-    """Draw distinct shots for the example at `index` from the others. Fewer shots are the last ones of more, so that
-    results differ only by the added shots."""
+    """Draw distinct shots for the example at `index` from the others. Fewer shots are the last ones of more."""
     rng, shots_drawn = np.random.default_rng([seed, index]), {}
     while len(shots_drawn) < shots:
         other = int(rng.integers(examples - 1))

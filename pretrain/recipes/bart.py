@@ -10,8 +10,8 @@ SQuAD 1.1 94.6 (F1), MNLI 89.9, SST-2 96.6; CNN/DailyMail ROUGE-1 44.16 (tables 
     python -m pretrain run bart-base --corpus CORPUS --workdir RUN
 
 The paper's other noises, alone: `--objective.noises.permute 0 --objective.noises.infill 0` and `.mask 0.15`, `.delete
-0.15` or `.rotate 1`. With infilling alone (`.permute 0`) expect of base SQuAD 1.1 90.8, MNLI 84.0; with permutation
-alone 85.4, 81.5 (table 1).
+0.15` or `.rotate 1`. With infilling alone expect of base SQuAD 1.1 90.8, MNLI 84.0; with permutation alone 85.4, 81.5
+(table 1).
 
 Translation from a language that BART does not know (section 3.4): another encoder takes the place of its embeddings. At
 first that encoder, the positions and the projections of the first layer's attention learn, then all. The paper gives no

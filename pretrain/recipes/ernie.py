@@ -13,7 +13,7 @@ Dialogues, section 4.3: a task of the layout `dialogues`, see docs/families/erni
 
 from data_pipelines.examples.masking import TOKEN
 from models.families.ernie import FAMILY
-from pretrain.objectives.masked_units import MaskedUnits, UnitPhase
+from pretrain.objectives.masked_language_model import MaskedUnits, UnitPhase
 from pretrain.recipes.paper import MINUTES, Paper
 from pretrain.schedules import Schedule
 

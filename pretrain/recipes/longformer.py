@@ -11,8 +11,7 @@ global token in pretraining; here each row's first token is one, so that their p
     python -m pretrain run longformer-base --corpus CORPUS --workdir RUN --init-from ROBERTA
 
 ROBERTA is a Hugging Face folder, or a run's export; `--init-from` also takes the run. Rows are packed across documents:
-where documents are shorter than a row, several share one and attend to each other, as in RoBERTa; longer ones are
-split.
+shorter documents share a row and attend to each other, as in RoBERTa; longer ones are split.
 """
 
 from models.families.longformer import FAMILY

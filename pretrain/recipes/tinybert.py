@@ -21,18 +21,12 @@ _TINYBERT = Paper("tinybert", "Jiao et al. 2020", FAMILY, Distillation(losses=_I
 _BASE = (Teacher("teacher", "", FAMILY.sizes["base"]),)
 _MINI = (Teacher("teacher", "", FAMILY.sizes["mini"]),)
 _SCHEDULE, _ROWS = Schedule(peak=1e-4, warmup=0.01), Phase(1.0, 128, 256)
+_TWO = BertConfig(width=128, depth=2, heads=4, feed_forward=512)
 _FOUR = BertConfig(width=312, depth=4, heads=12, feed_forward=1200)
 _SIX = BertConfig(width=768, depth=6, heads=12, feed_forward=3072)
 
 RECIPES = [
-    _TINYBERT.recipe(
-        "tiny",
-        MINUTES,
-        3000,
-        Phase(1.0, 128, 32),
-        model=BertConfig(width=128, depth=2, heads=4, feed_forward=512),
-        teachers=_MINI,
-    ),
+    _TINYBERT.recipe("tiny", MINUTES, 3000, Phase(1.0, 128, 32), model=_TWO, teachers=_MINI),
     _TINYBERT.recipe("4", _SCHEDULE, 1_000_000, _ROWS, model=_FOUR, teachers=_BASE),
     _TINYBERT.recipe("6", _SCHEDULE, 1_000_000, _ROWS, model=_SIX, teachers=_BASE),
 ]

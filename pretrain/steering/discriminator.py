@@ -1,5 +1,4 @@
-"""Classify texts by one linear layer on the mean of a frozen model's hidden states, trained on labelled texts
-(Dathathri et al. 2020, section 4.3)."""
+"""Classify texts by one linear layer on a frozen model's mean hidden states (Dathathri et al. 2020, section 4.3)."""
 
 import hashlib
 import json
@@ -23,8 +22,7 @@ STEPS = 1000
 
 class Discriminator(NamedTuple):
     """kernel: f32[width, labels].   bias: f32[labels].   model: `fingerprint` of the model whose states it reads.
-    step: step of that model; None if unknown.
-    """
+    step: step of that model; None if unknown."""
 
     labels: list[str]
     kernel: np.ndarray

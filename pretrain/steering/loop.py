@@ -30,12 +30,9 @@ SMALL = 1e-15  # added to norms, which may be 0
 
 
 class Aim(NamedTuple):
-    """What a text is steered towards: a bag of words, a label of a discriminator, or both.
-
-    words: bool[padded vocab], the tokens of the bag, or None.
-    discriminator: (kernel f32[width, labels] and bias f32[labels] on the mean of a text's hidden states, label i32[]),
-    or None.
-    """
+    """What a text is steered towards: a bag of words, a label of a discriminator, or both.   words: bool[padded vocab],
+    the tokens of the bag, or None.   discriminator: (kernel f32[width, labels] and bias f32[labels] on the mean of a
+    text's hidden states, label i32[]), or None."""
 
     words: Array | None = None
     discriminator: tuple[Array, Array, Array] | None = None
@@ -56,11 +53,9 @@ class Read(NamedTuple):
 
 
 class Text(NamedTuple):
-    """Texts being generated, with the model's unsteered output.
-
-    last: i32[rows, 1], the last tokens, which `read` lacks.   lengths: i32[rows], tokens without the last.
-    logits: f32[rows, padded vocab], unsteered, after the last token.   plain: the unsteered cache of all tokens.
-    """
+    """Texts being generated, with the model's unsteered output.   last: i32[rows, 1], the last tokens, which `read`
+    lacks.   lengths: i32[rows], tokens without the last.   logits: f32[rows, padded vocab], unsteered, after the last
+    token.   plain: the unsteered cache of all tokens."""
 
     last: Array
     lengths: Array
@@ -71,9 +66,7 @@ class Text(NamedTuple):
 
 def bag(path: Path, encoder: Encoder, vocab: int) -> tuple[np.ndarray, list[str]]:
     """Read a bag of words, one per line -> (bool[vocab] tokens of the words inside a text, words that are left out).
-
-    Words of several tokens are left out, as in the authors' code. UserError if no word is left.
-    """
+    Words of several tokens are left out, as in the authors' code. UserError if no word is left."""
     try:
         words = [word for line in path.read_text("utf-8").splitlines() if (word := line.strip())]
     except (OSError, ValueError) as error:
@@ -92,10 +85,7 @@ def steered_program(aim: Aim, steering: Steering) -> Callable:
 
     def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Params, Array, Array, Array], Array]:
         if not isinstance(model, CausalDecoder):
-            raise UserError(
-                f"--words, --discriminator: a model of {name_of(model.config)} has no keys and values to steer; "
-                "take one that has, like gpt2"
-            )
+            raise UserError(f"--words, --discriminator: {name_of(model.config)} has no keys to steer; use a gpt2")
         if decoding.beams > 1:
             raise UserError(f"--beams {decoding.beams}: steering works without beam search only; leave --beams out")
         return functools.partial(_program(model, decoding, steering, mesh), aim)

@@ -19,10 +19,7 @@ def losses(recipe: Recipe, figures: Mapping[str, float]) -> dict[str, float]:
 
 def best(recipe: Recipe, evaluations: Mapping[int, Mapping[str, float]], steps: Iterable[int]) -> dict[str, int]:
     """Return the best of some steps for each loss, by name; the first of equal ones. Only steps of the last phase
-    count, since the held-out rows of phases differ.
-
-    evaluations: step -> `losses` after that many steps.
-    """
+    count, since the held-out rows of phases differ.   evaluations: step -> `losses` after that many steps."""
     measured: dict[str, list[int]] = {}
     for step in sorted(steps):
         for name in evaluations.get(step, ()):

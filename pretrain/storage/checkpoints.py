@@ -34,11 +34,8 @@ DESCRIPTION = "_METADATA"  # file in ITEM that describes the stored tree
 
 
 class TrainState(NamedTuple):
-    """Everything that a step changes, and that a checkpoint stores.
-
-    step: i32[], batches seen.   carry: the objective's state between batches.
-    skipped: i32[2], updates skipped for a non-finite loss or gradient: in total, and consecutively up to now.
-    """
+    """Everything that a step changes, and that a checkpoint stores.   step: i32[], batches seen.   carry: the
+    objective's, between batches.   skipped: i32[2], updates skipped for non-finite numbers: in total, and up to now."""
 
     step: Array
     params: Params
@@ -64,11 +61,8 @@ class _Staying(NamedTuple):
 
 
 class Checkpoints:
-    """Writes and restores the checkpoints `folder`/STEP of a run. All its processes call the same methods.
-
-    keep: number of newest checkpoints to keep.   keep_every: keep multiples of it for good; 0 for none.
-    also: existing steps -> further steps to keep.
-    """
+    """Writes and restores the checkpoints `folder`/STEP of a run, with all its processes.   keep: how many newest ones
+    to keep.   keep_every: keep multiples of it for good; 0 for none.   also: existing steps -> others to keep."""
 
     def __init__(
         self,
@@ -91,10 +85,7 @@ class Checkpoints:
         return from_first("the list of checkpoints", lambda: sorted(self._manager.all_steps()))
 
     def save(self, state: TrainState, phase: int = 0) -> None:
-        """Start writing a checkpoint of a state in a phase; returns when the state may be donated.
-
-        OSError if there is no space for it.
-        """
+        """Start writing a checkpoint of a state, which may then be donated. OSError if there is no space for it."""
         step = int(state.step)
         if step in self.steps():
             return
@@ -111,11 +102,9 @@ class Checkpoints:
         self._manager.close()
 
     def restore(self, like: Like, step: int | None = None) -> TrainState | None:
-        """Restore the newest state that loads, or that of a step; None if there is no checkpoint at all.
-
-        Newer checkpoints that are damaged for any process are renamed to STEP.damaged, with a warning. UserError if
-        none loads (a run must never silently start again at step 0), or if one cannot be read for now.
-        """
+        """Restore the newest state that loads, or that of a step; None if there is no checkpoint at all. Newer
+        checkpoints that are damaged for any process are renamed to STEP.damaged, with a warning. UserError if none
+        loads (a run must never silently start again at step 0), or if one cannot be read for now."""
         state, damaged = newest_intact(self.folder, self.steps(), step, lambda at: self._read(at, like(at)))
         if damaged and state is not None:
             self._set_aside(damaged, int(state.step))
@@ -159,8 +148,7 @@ class Checkpoints:
 
 
 def _wait_for_others(*, key: str, timeout_ms: int) -> None:
-    """Wait for the other processes like Orbax, but not if a save has failed here, when all would wait for 20
-    minutes."""
+    """Wait for the other processes like Orbax; not after a failed save, when all would wait for 20 minutes."""
     if error := sys.exception():
         raise error
     ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
@@ -169,10 +157,8 @@ def _wait_for_others(*, key: str, timeout_ms: int) -> None:
 def newest_intact(
     folder: Path, steps: list[int], step: int | None, read: Callable[[int], TrainState]
 ) -> tuple[TrainState | None, dict[int, str]]:
-    """Read the newest undamaged checkpoint, or that of a step -> (state, step -> damage of newer ones).
-
-    (None, {}) if there is no checkpoint; UserError if all are damaged, or if that of the step is missing.
-    """
+    """Read the newest undamaged checkpoint, or that of a step -> (state, step -> damage of newer ones). (None, {}) if
+    there is no checkpoint; UserError if all are damaged, or if that of the step is missing."""
     if step is not None:
         if step not in steps:
             raise UserError(f"{folder}: has no checkpoint of step {step}; give one of {steps or 'another run'}")
@@ -187,9 +173,7 @@ def newest_intact(
         raise UserError(f"checkpoint {folder / str(step)}: is damaged ({damaged[step]}); restore it from a copy")
     if damaged:
         reasons = "; ".join(f"step {s}: {reason}" for s, reason in damaged.items())
-        raise UserError(
-            f"{folder}: no checkpoint loads ({reasons}); restore the folder from a copy, or start in another --workdir"
-        )
+        raise UserError(f"{folder}: no checkpoint loads ({reasons}); restore a copy, or use another --workdir")
     return None, {}
 
 
@@ -204,10 +188,8 @@ def _on_cpu(sharding: jax.sharding.Sharding) -> bool:
 
 
 def checkpoint_bytes(state: TrainState) -> int:
-    """Compute the extra bytes per device for saving a state, given as shapes with shardings.
-
-    These are copies, and of replicated arrays the part that each device writes (Orbax's replica-parallel writing).
-    """
+    """Compute the extra bytes per device for saving a state, given as shapes with shardings. These are copies, and of
+    replicated arrays the part that each device writes (Orbax's replica-parallel writing)."""
     total = 0
     for leaf in jax.tree.leaves(state):
         elements = math.prod(leaf.sharding.shard_shape(leaf.shape))
@@ -222,27 +204,21 @@ class Damaged(Exception):
 
 
 def load(folder: Path, like) -> tuple[dict, list[int]]:
-    """Read (state, stored checksums) from a checkpoint's folder, without waiting for other processes.
-
-    like: a state of shapes, dtypes and shardings, or NOT_READ.
-    Damaged if the format is broken, UserError if it has other parameters. Other failures may be temporary: they are
-    retried, then raised as PassingError.
-    """
+    """Read (state, stored checksums) from a checkpoint's folder, without waiting for other processes.   like: a state
+    of shapes, dtypes and shardings, or NOT_READ. Damaged if the format is broken, UserError if it has other parameters.
+    Other failures may be temporary: they are retried, then raised as PassingError."""
     return patiently(folder, lambda: _load(folder, like))
 
 
 def phase_of(folder: Path, recipe: Recipe) -> int:
-    """Read the phase that a checkpoint belongs to; if it is not stored, infer it from the recipe and the step.
-
-    PassingError if it cannot be read now.
-    """
+    """Read the phase of a checkpoint, or infer it from the recipe and the step. PassingError if that fails now."""
 
     def read() -> int:
         try:
             phase = json.loads((folder / ABOUT).read_text())["custom_metadata"]["phase"]
             return range(len(recipe.phases)).index(phase)
         except (FileNotFoundError, ValueError, KeyError, TypeError):
-            # An older version, other phases, or damage, which reading the rest reports
+            # Other phases, or damage, which reading the rest reports
             return phase_after(recipe, int(folder.name))
 
     return patiently(folder, read)
@@ -296,8 +272,7 @@ def patiently(folder: Path, read: Callable[[], Any]) -> Any:
 
 
 def verified(state, expected: list[int], like):
-    """Verify a loaded state and cast it to the dtypes of `like`; Damaged if a checksum differs. All processes call this
-    together."""
+    """Verify a loaded state, all processes together, and cast it like `like`; Damaged if a checksum differs."""
     read = [(path, leaf) for path, leaf in jax.tree.leaves_with_path(state) if leaf is not NOT_READ]
     for (path, _), before, now in zip(read, expected, checksums([leaf for _, leaf in read]), strict=True):
         if before != int(now):

@@ -95,10 +95,8 @@ class RunDirectory:
         return about
 
     def identity(self) -> str:
-        """Return a string that identifies the run by its recipe and corpora when it began, whatever its number of
-        steps."""
-        recipe, run = self.read_recipe(), self.read_run()
-        return run.get("identity") or _identity(recipe, run["fingerprint"], run["init_from"])
+        """Return a string that identifies the run by its recipe and corpora when it began, not by its steps."""
+        return self.read_run()["identity"]
 
     def check_there(self) -> None:
         """Raise UserError if the files written at the start are gone, without which a checkpoint cannot be resumed."""
@@ -106,8 +104,7 @@ class RunDirectory:
             raise UserError(f"--workdir {self.path}: was removed during the run; start again in a new --workdir")
 
     def open_corpora(self, text: str | None = None) -> dict[str, Corpus]:
-        """Open the run's corpora by name, as they were when it began, at their old paths or those in `text` (--corpus);
-        UserError if one is a different corpus."""
+        """Open the run's corpora by name, as when it began, at their paths or those in `text` (--corpus)."""
         run = self.read_run()
         paths, states = corpora.named(run["corpus"]), corpora.named(run["fingerprint"])
         gone = [path for path in paths.values() if not is_remote(path) and not Path(path).exists()]
@@ -141,10 +138,7 @@ def states(path: Path) -> dict[str, str]:
 
 def start(recipe: Recipe, opened: Mapping[str, Corpus], options: Options) -> tuple[RunDirectory, Recipe | None]:
     """Create a work directory, or check that this recipe may resume in it -> (directory, its former recipe or None).
-
-    The first process decides for all. UserError if the directory has another recipe, corpus or --init-from, listing the
-    differences, or if not all hosts see it.
-    """
+    The first process decides for all. UserError that lists what differs, or if not all hosts see the directory."""
     directory = RunDirectory(options.workdir)
     before, about = from_first("--workdir", lambda: _start(directory, recipe, opened, options))
     gather("whether all hosts see --workdir", lambda: _check_shared(directory, about))
@@ -152,18 +146,15 @@ def start(recipe: Recipe, opened: Mapping[str, Corpus], options: Options) -> tup
 
 
 def check_writable(path: Path) -> None:
-    """Check early that a run may read and write in a bucket; UserError names a missing role. A folder on a disk is
-    checked when it is created."""
+    """Check early that a run may read and write in a bucket; UserError names a missing role."""
     if in_cloud(path):
         from_first("--workdir", lambda: check_rights(place(path), f"--workdir {path}"))
 
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Lock a work directory against other runs on this machine; a killed run releases the lock.
-
-    In a bucket, and on a file system without locks, nothing keeps another run out.
-    """
+    """Lock a work directory against other runs on this machine; a killed run releases the lock. In a bucket, and on a
+    file system without locks, nothing keeps another run out."""
     held = contextlib.ExitStack()
 
     def lock() -> None:
@@ -203,14 +194,14 @@ def _start(
                 f"--init-from {init_from}: {path} was started from {old_init or 'random weights'}; "
                 "leave --init-from out to resume, or use another --workdir"
             )
-        init_from, heads_anew = old_init, about.get("init_heads_anew", False)
+        init_from, heads_anew = old_init, about["init_heads_anew"]
     elif entries(directory.checkpoints):
         raise UserError(f"--workdir {path}: is damaged (checkpoints but no recipe.json); use another --workdir")
     else:
         copy_folder(next(iter(opened.values())).tokenizer_path, directory.tokenizer)
     fingerprint = corpora.written({name: corpus.fingerprint for name, corpus in opened.items()})
     about = {
-        "identity": about.get("identity") or _identity(before or recipe, fingerprint, init_from),
+        "identity": about.get("identity") or _identity(recipe, fingerprint, init_from),
         "corpus": sources,
         "fingerprint": fingerprint,
         "init_from": init_from,
@@ -239,16 +230,11 @@ def _check_shared(directory: RunDirectory, about: str) -> None:
 
 
 def longer(options: Options, recipe: Recipe) -> Recipe:
-    """Return the recipe of a run that --extend makes longer, now or earlier: `recipe.extended`.
-
-    UserError if there is nothing to resume.
-    """
+    """Return the recipe of a run that --extend makes longer, now or earlier. UserError without a checkpoint."""
     directory, setting = RunDirectory(options.workdir), f"--extend {options.extend}"
     done = max(directory.checkpoint_steps(), default=0)
     if not done:
-        raise UserError(
-            f"{setting}: {directory.path} has no checkpoint to resume; leave this out until you give a run more --steps"
-        )
+        raise UserError(f"{setting}: {directory.path} has no checkpoint to resume; leave this out")
     before, run = directory.read_recipe(), directory.read_run()
     if _identity(recipe, run["fingerprint"], run["init_from"]) != directory.identity():  # nor the extended recipe
         _check_same(directory, before, dataclasses.replace(recipe, steps=before.steps))
@@ -367,10 +353,7 @@ def _check_same(directory: RunDirectory, before: Recipe, recipe: Recipe, extendi
 def _check_steps(directory: RunDirectory, recipe: Recipe) -> None:
     done = max(directory.checkpoint_steps(), default=0)
     if recipe.steps < done:
-        raise UserError(
-            f"--steps {recipe.steps}: {directory.path} has already done {done}; give {done} or more, "
-            "or use another --workdir"
-        )
+        raise UserError(f"--steps {recipe.steps}: {directory.path} has already done {done}; give {done} or more")
 
 
 def flat(tree, prefix: str = "") -> dict:

@@ -40,8 +40,7 @@ class Part(NamedTuple):
 
 @functools.cache
 def part(entry: str) -> Part:
-    """Parse an entry: 'embeddings' is a path; 'layers[0:6]' and 'layers[0:6]/attention' are layers 0 to 5 of a
-    stack."""
+    """Parse an entry: 'embeddings' is a path; 'layers[0:6]' and 'layers[0:6]/attention' are layers 0 to 5."""
     match = re.fullmatch(r"(.+?)\[(\d+):(\d+)\](/.+)?", entry)
     if match is None:
         return Part(entry, ALL)
@@ -119,16 +118,12 @@ def _all_frozen(path: str, shape: tuple[int, ...], entries: Iterable[str]) -> bo
 
 
 def check_sparse(recipe: Recipe, index: int, optimizer: Optimizer, table: Sequence[Parameter]) -> None:
-    """Raise UserError if a phase trains a sparse table, but its optimizer reads whole tables, or no batch names
-    rows."""
+    """Raise UserError if a phase trains a sparse table by an optimizer that reads all, or by batches without rows."""
     for parameter in table:
         if not parameter.ids or is_frozen(parameter.path, frozen_in(recipe, index)):
             continue
         if optimizer.ema:
-            raise UserError(
-                f"optimizer.ema={optimizer.ema}: needs all of {parameter.path} in each step, which reads only some "
-                "rows; set it to 0, or freeze it"
-            )
+            raise UserError(f"optimizer.ema={optimizer.ema}: a step reads not all of {parameter.path}; set it to 0")
         if optimizer.name in ("lamb", "adafactor", "stable-adamw"):
             raise UserError(
                 f"optimizer.name={optimizer.name}: needs the norm of all of {parameter.path}, but a step reads only "

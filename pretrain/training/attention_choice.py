@@ -30,10 +30,8 @@ from tpu.rules import activation_rules
 
 
 def chosen_program(recipe: Recipe, options: Options, mesh: Mesh | None = None, platform: str | None = None) -> Program:
-    """Choose the program for a platform (default: this one's) and the options.   mesh: None for one device.
-
-    UserError if --attention names a kernel that cannot run.
-    """
+    """Choose the program for a platform (default: this one's) and the options.   mesh: None for one device. UserError
+    if --attention names a kernel that cannot run."""
     chosen = {field: getattr(options, field) for field in ("dtype", "depth", "remat", "attention")}
     try:
         program = dataclasses.replace(programs.default(platform), **{k: v for k, v in chosen.items() if v is not None})
@@ -120,11 +118,9 @@ def _kernels(recipe: Recipe, platform: str | None) -> list[str]:
 
 
 def _depth(recipe: Recipe, kernels: str, program: Program, mesh: Mesh | None) -> str:
-    """Choose between scanning and unrolling layers with these kernels, by default.
-
-    Tensor-parallel layers stay scanned, as unrolled ones have not been planned. So do layers that share parameters:
-    unrolled, albert-xxlarge kept the gradients of all layers and added them up at the end.
-    """
+    """Choose between scanning and unrolling layers with these kernels, by default. Tensor-parallel layers stay scanned,
+    as unrolled ones have not been planned. So do layers that share parameters: unrolled, albert-xxlarge kept the
+    gradients of all layers and added them up at the end."""
     cut = mesh is not None and mesh.shape["tensor"] > 1
     if cut or getattr(recipe.model, "sharing", "none") != "none":
         return program.depth

@@ -138,10 +138,8 @@ def phase_batches(
 
 
 def count_examples(file: Path, batches: Sequence[Examples | Mixture], say: Callable[[str], None]) -> list[Sizes]:
-    """Count the examples of all parts for each of `batches`, which takes planning their rows.
-
-    Each host counts its share. `file`, in the work directory, keeps the counts; if it is damaged, they are recounted.
-    """
+    """Count the examples of all parts for each of `batches`, which takes planning their rows. Each host counts its
+    share. `file`, in the work directory, keeps the counts; if it is damaged, they are recounted."""
     counted = from_first("examples of parts", lambda: read_object(file) or {})
     wanted = {}
     for examples in (source for some in batches for source in sources(some).values() if _has_parts(source)):

@@ -1,5 +1,4 @@
-"""Compute metrics from the sums of a loss's terms, and evaluate on a fixed held-out set: the same rows with the same
-corruption every time."""
+"""Compute metrics from the sums of a loss's terms, and evaluate on a held-out set, always the same rows and noise."""
 
 import collections
 import itertools
@@ -32,10 +31,8 @@ class Text(NamedTuple):
 def figures(
     objective: Objective, batches: Sequence[Sums], counts: Mapping[str, Any], text: Text | None = None
 ) -> dict[str, float]:
-    """Compute metrics by name: loss (mean over batches) and accuracy of each term, perplexity and bits per byte.
-
-    A term without predictions has no metrics.   text: of all batches, if known.
-    """
+    """Compute metrics by name: loss (mean over batches) and accuracy of each term, perplexity and bits per byte. A term
+    without predictions has no metrics.   text: of all batches, if known."""
     result = {}
     for term in batches[0].terms:
         seen = [(sums.terms[term], float(sums.weights[term])) for sums in batches if sums.weights[term] > 0]
@@ -67,8 +64,7 @@ def predicted_text(objective: Objective, batches: Iterable[Mapping[str, Any]], c
 def unigram(
     objective: Objective, phase: Phase, batches: Iterable[Mapping[str, Any]], corpus: Corpus, text: Text | None
 ) -> dict[str, float]:
-    """Compute the `figures` of a unigram model: the train split's token frequencies, smoothed by one count per token.
-    It guesses the most frequent token."""
+    """Compute the `figures` of a unigram model, of the train split's token frequencies plus 1."""
     counts = objective.token_counts(corpus, phase) + 1.0
     nats, best = -np.log(counts / counts.sum()), int(counts.argmax())
     totals = {term: np.zeros(3) for term in objective.predictions}
@@ -81,11 +77,9 @@ def unigram(
 
 
 class Evaluators:
-    """Evaluates the fixed held-out sets of all tasks of a phase and their corpora.
-
-    With several, the name of the task or corpus precedes each metric, and `loss` (overall, and of a task with several
-    corpora) is the mean of their losses, weighted by their rates in training.
-    """
+    """Evaluates the fixed held-out sets of all tasks of a phase and their corpora. With several, the name of the task
+    or corpus precedes each metric, and `loss` (overall, and of a task with several corpora) is the mean of their
+    losses, weighted by their rates in training."""
 
     def __init__(self, stages: Mapping[str, Stage], corpora: Mapping[str, Corpus], examples: int):
         self.of, self.rates, self.tasks = {}, {}, dict.fromkeys(stages, ())
@@ -118,10 +112,8 @@ class Evaluators:
 
 
 class Evaluator:
-    """Evaluates the fixed held-out set of one task and corpus, with `examples` rows.
-
-    If the loss compares the rows of a batch, only full batches are used, since padding rows would be compared too.
-    """
+    """Evaluates the fixed held-out set of one task and corpus, with `examples` rows. If the loss compares the rows of a
+    batch, only full batches are used, since padding rows would be compared too."""
 
     def __init__(self, stage: Stage, corpus: Corpus, examples: int):
         self.stage, self.objective, self.corpus = stage, stage.task.objective, corpus

@@ -48,11 +48,8 @@ PROFILED = range(5, 15)  # steps after the start that are traced, once compilati
 
 
 def train(run: Run, state: TrainState, entered: int) -> tuple[TrainState, int]:
-    """Train from a state to the recipe's last step -> (state, exit status: 0 or EXIT_STOPPED).
-
-    entered: the phase that the state belongs to.
-    UserError if too many updates in a row were not finite, or if the disk is full.
-    """
+    """Train from a state to the recipe's last step -> (state, exit status: 0 or EXIT_STOPPED).   entered: the phase
+    that the state belongs to. UserError if too many updates in a row were not finite, or if the disk is full."""
     ends, recipe = boundaries(run.recipe), run.recipe
     step, every = int(state.step), run.options.eval_every
     run = _compiled(run, step)
@@ -195,10 +192,7 @@ def _traced(run: Run) -> Iterator[None]:
 
 
 class Meter:
-    """Collects the metrics of steps between two reports, without waiting for the devices.
-
-    stages: those of a phase, by task.
-    """
+    """Collects metrics between two reports, without waiting for the devices.   stages: of a phase, by task."""
 
     def __init__(self, run: Run, stages: Mapping[str, Stage], batches: Tasks):
         self.run, self.stages, self.batches = run, stages, batches

@@ -1,7 +1,6 @@
 """Open a trained model: a run at one of its checkpoints, or a Hugging Face folder.
 
-The work directory of a run is only read, and the run may continue meanwhile: a checkpoint that it deletes after they
-were listed does not count as damaged.
+The work directory is only read, and the run may continue: a checkpoint that it deletes meanwhile is not damaged.
 """
 
 import hashlib
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from data_pipelines.cloud import is_file, local_folder
@@ -24,7 +24,7 @@ from data_pipelines.tokenizers.made import Made
 from models.core import program as programs
 from models.core.parameters import Params, leaves, nest
 from models.families.registry import family_of, name_of
-from pretrain.huggingface.config import config_from, folders, heads_in_folder, is_listing
+from pretrain.huggingface.config import config_from, folders, heads_in_folder, listed_parts
 from pretrain.huggingface.load import load
 from pretrain.lora import merged
 from pretrain.objectives.objective import Objective, initialise
@@ -36,7 +36,7 @@ from pretrain.storage.checkpoints import NOT_READ, TrainState, load_frozen, newe
 from pretrain.storage.checkpoints import load as load_state
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.assembly import Assembly, in_phase, merge, optimizer_in
+from pretrain.training.assembly import Assembly, in_phase, merge, optimizer_in, same_training
 from pretrain.training.placement import Stage, any_task, load_of, place_on
 from tpu.mesh import device_memory, reading_mesh, row_mesh
 from tpu.rules import parameter_shardings
@@ -68,12 +68,9 @@ def restore(
     best_of: str | None = None,
     ema: bool = False,
 ) -> Restored:
-    """Restore the parameters of a step, by default of the newest checkpoint; UserError if none loads.
-
-    best_of: restore the first of `best_steps` instead.   ema: restore the running mean of the weights.
-    mesh: for the parameters, sharded as in training; by default as many of this process's devices as divide the batches
-    of the run's phases.
-    """
+    """Restore the parameters of a step, by default of the newest checkpoint; UserError if none loads.   best_of:
+    restore the first of `best_steps` instead.   ema: restore the running mean of the weights.   mesh: for the
+    parameters; by default as many of this process's devices as divide the batches of the run's phases."""
     doing(f"restoring {directory.path}")
     recipe = directory.read_recipe()
     work = load_of(recipe, jax.local_devices(), device_memory())
@@ -159,9 +156,8 @@ class Opened(NamedTuple):
     @property
     def objectives(self) -> list[Objective]:
         """Those of the tasks of the phase which the run has come to; none of a Hugging Face folder."""
-        return (
-            [task.objective for task in tasks_of(self.recipe, self.recipe.phases[self.run.phase])] if self.run else []
-        )
+        tasks = tasks_of(self.recipe, self.recipe.phases[self.run.phase]) if self.run else ()
+        return [task.objective for task in tasks]
 
     @property
     def objective(self) -> Objective | None:
@@ -184,9 +180,7 @@ class Opened(NamedTuple):
     def check_decodes(self) -> None:
         """Raise UserError unless the model is a causal decoder."""
         if not isinstance(self.module, CausalDecoder):
-            raise UserError(
-                f"{self.source}: a {name_of(self.config)} model is not a causal decoder; use one, like gpt2"
-            )
+            raise UserError(f"{self.source}: a {name_of(self.config)} model is no causal decoder; use one, like gpt2")
 
     def warn_beyond_trained(self, length: int) -> None:
         """Warn if a text of this length, or an export, uses positions beyond the run's longest rows."""
@@ -202,11 +196,7 @@ class Opened(NamedTuple):
 
 
 def open_model(
-    source: Path,
-    step: int | None = None,
-    mesh: Mesh | None = None,
-    best_of: str | None = None,
-    ema: bool = False,
+    source: Path, step: int | None = None, mesh: Mesh | None = None, best_of: str | None = None, ema: bool = False
 ) -> Opened:
     """Open the model in a work directory, or in a Hugging Face folder written by `export` or transformers.
 
@@ -223,10 +213,7 @@ def open_model(
         with local_folder(directory.path) as folder:
             return _read(directory.path, folder, mesh or row_mesh(jax.local_devices(), []))
     if not is_file(directory.recipe):
-        raise UserError(
-            f"{source}: is neither a run (no recipe.json) nor a Hugging Face folder (no config.json); make a run with "
-            "`python -m pretrain run`"
-        )
+        raise UserError(f"{source}: is neither a run (recipe.json) nor a Hugging Face folder (config.json); give one")
     if best_of is not None and step is not None:
         raise UserError(f"--best {best_of}: cannot be combined with --step {step}; leave one of them out")
     restored = restore(directory, step, mesh, best_of, ema)
@@ -234,6 +221,37 @@ def open_model(
         tokenizer = stored.load(folder)
     model = restored.assembly.model
     return Opened(source, model, restored.whole, restored.mesh, tokenizer, directory.tokenizer, restored, ema=ema)
+
+
+def open_mean(source: Path, number: int, step: int | None = None, mesh: Mesh | None = None) -> Opened:
+    """Open a run with the mean of the parameters of its last `number` checkpoints, those up to `step` if given
+    (Vaswani et al. 2017, arXiv:1706.03762, section 6.1). Low-rank products are merged first; sums are float64.
+    UserError if fewer checkpoints are kept, one is damaged, or their phases do not train the same."""
+    directory = RunDirectory(source)
+    kept = [at for at in directory.checkpoint_steps() if step is None or at <= step]
+    steps = tuple(kept[-number:])
+    newest = open_model(source, steps[-1] if step is None and steps else step, mesh)
+    if newest.run is None:
+        raise UserError(f"--average {number}: {source} is a Hugging Face folder without checkpoints; leave it out")
+    if len(steps) < number:
+        raise UserError(
+            f"--average {number}: {source} has {len(kept)} checkpoints to average (of steps "
+            f"{', '.join(map(str, kept))}); give a smaller number, or train with a larger --keep"
+        )
+    recipe, last = newest.recipe, newest.run.phase
+    for at in steps:
+        phase = phase_of(directory.checkpoints / str(at), recipe)
+        same_tasks = tasks_of(recipe, recipe.phases[phase]) == tasks_of(recipe, recipe.phases[last])
+        if not (same_tasks and same_training(recipe, phase, last)):
+            raise UserError(
+                f"--average {number}: phase {phase + 1}, of the checkpoint of step {at}, trains other parameters or "
+                f"tasks than phase {last + 1}, of step {steps[-1]}; give a smaller number"
+            )
+    total = jax.tree.map(lambda leaf: np.array(leaf, np.float64), newest.params)
+    for at in steps[:-1]:
+        jax.tree.map(lambda so_far, leaf: np.add(so_far, leaf, out=so_far), total, restore(directory, at, mesh).whole)
+    mean = jax.tree.map(lambda so_far, leaf: (so_far / number).astype(leaf.dtype), total, newest.params)
+    return newest._replace(params=mean, averaged=steps)
 
 
 def best_steps(directory: RunDirectory, name: str) -> list[int]:
@@ -247,9 +265,7 @@ def best_steps(directory: RunDirectory, name: str) -> list[int]:
     if name not in ever:
         raise UserError(unknown(f"--best: {directory.path} has no evaluation of", name, ever))
     if name not in kept:
-        raise UserError(
-            f"--best {name}: no checkpoint of {directory.path} was evaluated; give --step with one of {steps}"
-        )
+        raise UserError(f"--best {name}: no checkpoint of {directory.path} was evaluated; give --step of {steps}")
     if ever[name] != kept[name]:
         message = "--best %s: the lowest loss was at step %d, whose checkpoint was not kept (see --keep-best); "
         log.warning(message + "reading the best one kept, of step %d", name, ever[name], kept[name])
@@ -268,8 +284,8 @@ def identity_of(source: Path) -> str:
 
 
 def _is_hugging_face(directory: RunDirectory) -> bool:
-    found = is_listing(directory.path) or is_file(directory.path / "config.json")
-    return found and not is_file(directory.recipe)
+    found = listed_parts(directory.path) or is_file(directory.path / "config.json")
+    return bool(found) and not is_file(directory.recipe)
 
 
 def _read(source: Path, folder: Path, mesh: Mesh) -> Opened:

@@ -128,11 +128,8 @@ class Placed(NamedTuple):
 def place(
     recipe: Recipe, how: How, devices: Sequence[jax.Device], memory: float | None, platform: str | None = None
 ) -> Placed:
-    """Place a recipe on devices, with the mesh and program that the options choose or that fit best.
-
-    memory: bytes per device.   platform: of the devices, by default this machine's.   UserError if options, recipe and
-    devices do not fit together.
-    """
+    """Place a recipe on devices, with the mesh and program that the options choose or that fit best.   memory: bytes
+    per device.   platform: of the devices, by default this machine's.   UserError if they do not fit."""
     load = load_of(recipe, devices, memory)
     mesh = choose_mesh(how.mesh, devices, load)
     check_batches(recipe, how.microbatches, mesh_shape(mesh))
@@ -147,8 +144,7 @@ def place_on(recipe: Recipe, mesh: Mesh, program: Program, load: Load, microbatc
 
 
 def check_batches(recipe: Recipe, microbatches: int, shape: MeshShape) -> None:
-    """Raise UserError unless a mesh divides the microbatches of every phase evenly, and objectives allow
-    microbatches."""
+    """Raise UserError unless a mesh divides every phase's microbatches evenly, and objectives allow them."""
     for _, _, task in every_task(recipe) if microbatches > 1 else ():
         if not task.objective.rowwise:
             raise UserError(
@@ -165,8 +161,7 @@ def check_batches(recipe: Recipe, microbatches: int, shape: MeshShape) -> None:
 
 
 def stages(assembly: Assembly, mesh: Mesh, microbatches: int = 1) -> list[Stage]:
-    """Place each task of each phase on a mesh, without computing anything. UserError if the mesh or the recipe's
-    `frozen` does not fit the parameters."""
+    """Place each task of each phase on a mesh. UserError if the mesh or `frozen` does not fit the parameters."""
     shapes = parameter_shapes(assembly.recipe)
     check_frozen(assembly.recipe, shapes)
     sharded = parameter_shardings(all_parameters(assembly.recipe), shapes, mesh)
@@ -201,8 +196,7 @@ def shardings(tree: Any) -> Any:
 
 
 def place_parameters(params: Params, stage: Stage) -> Params:
-    """Put some of a stage's parameters, which every host has in full, on its mesh; devices receive only their
-    shards."""
+    """Put some of a stage's parameters, which every host has in full, on its mesh, to each device its shards."""
 
     everything = merge(stage.state.params, stage.frozen)
     return jax.tree.map(_place_whole, params, {name: everything[name] for name in params})
@@ -219,13 +213,7 @@ def place_given(stage: Stage) -> Given:
 
 
 def _stage(
-    assembly: Assembly,
-    index: int,
-    task: Task,
-    mesh: Mesh,
-    microbatches: int,
-    params: Params,
-    frozen: Params,
+    assembly: Assembly, index: int, task: Task, mesh: Mesh, microbatches: int, params: Params, frozen: Params
 ) -> Stage:
     recipe, phase, objective = assembly.recipe, assembly.recipe.phases[index], task.objective
     untrained = partial(unread, recipe, index)
@@ -279,10 +267,8 @@ def _evaluated_rows(objective: Objective, phase: Phase, mesh: Mesh, microbatches
 
 
 def _carry(make: Callable, mesh: Mesh) -> tuple[Callable, Any, Any]:
-    """Return (jitted function that makes the first carry; its shapes, dtypes and shardings; its axes).
-
-    make: () -> (carry, axes); only traced, since a memory of many rows may not fit on one device.
-    """
+    """Return (jitted function that makes the first carry; its shapes, dtypes and shardings; its axes).   make: () ->
+    (carry, axes); only traced, since a memory of many rows may not fit on one device."""
     axes = []
 
     def carry():
@@ -324,8 +310,7 @@ def _placed(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDt
 
 
 def trace(stages: list[Stage], names: Sequence[str] = (TRAIN, EVALUATE)) -> None:
-    """Trace the programs with these names, without compiling. UserError if the mesh does not divide activations
-    evenly."""
+    """Trace the named programs, without compiling. UserError if the mesh does not divide activations evenly."""
     for stage in stages:
         with divided_by(stage.mesh):
             for program in (getattr(stage, FIELDS[name]) for name in names):
@@ -339,10 +324,8 @@ def compiles_ahead(mesh: Mesh) -> bool:
 
 
 def compile_phases(stages: list[Stage], names: Mapping[int, list[str]], say: Callable[[str], None]) -> list[Stage]:
-    """Compile the named programs (phase -> names) -> the stages with compiled programs.
-
-    say: called with progress messages.   UserError if a program does not fit into a device's memory.
-    """
+    """Compile the named programs (phase -> names) -> the stages with compiled programs.   say: called with progress
+    messages.   UserError if a program does not fit into a device's memory."""
     stages = list(stages)
     for number, stage in enumerate(stages):
         if stage.index in names:

@@ -16,17 +16,7 @@ from data_pipelines.tokenizers import stored as tokenizers
 from models.core.parameters import count
 from pretrain.huggingface.config import misfits
 from pretrain.options import Options
-from pretrain.recipe import (
-    Recipe,
-    boundaries,
-    from_json,
-    phase_at,
-    rate_after,
-    resolve,
-    same_programs,
-    schedule_in,
-    to_json,
-)
+from pretrain.recipe import Recipe, boundaries, from_json, phase_at, rate_after, resolve, same_programs, to_json
 from pretrain.storage import run_directory
 from pretrain.storage.journal import Warnings
 from pretrain.storage.run_directory import flat
@@ -44,12 +34,9 @@ OF_A_HOST = ("corpus", "workdir", "soft_targets", "coordinator", "processes", "p
 
 
 def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> int:
-    """Train a recipe in a work directory, from its newest checkpoint if it has one -> exit status.
-
-    0: all steps are done.   75 (`signals.EXIT_STOPPED`): stopped by a signal, with a checkpoint.
-    UserError for mistakes of the user before anything is compiled, and before the first step if a program does not
-    compile or fit into memory.
-    """
+    """Train a recipe in a work directory, from its newest checkpoint if it has one -> exit status. 0: all steps are
+    done.   75 (`signals.EXIT_STOPPED`): stopped by a signal, with a checkpoint.   UserError for mistakes before
+    anything is compiled, and before the first step if a program does not compile or fit into memory."""
     with Warnings() as warnings:
         run_directory.check_writable(options.workdir)
         corpora = opened(options)
@@ -67,11 +54,8 @@ def run_on(
     evaluators: Callable | None = None,
     before: Placed | None = None,
 ) -> tuple[int, Placed]:
-    """Train a recipe on opened corpora -> (exit status, the placed recipe).
-
-    evaluators: replaces `Evaluators`, with the same arguments.
-    before: the placed recipe of an earlier run in this process, whose programs are reused if they are the same.
-    """
+    """Train a recipe on opened corpora -> (exit status, the placed recipe).   evaluators: in place of `Evaluators`.
+    before: of an earlier run in this process, whose programs are reused if they are the same."""
     checked = _checked(recipe, corpora, options)
     _check_memory(checked)
     if before is not None and same_programs(before.assembly.recipe) == same_programs(checked):
@@ -183,5 +167,4 @@ def longer_or_shorter(before: Recipe, recipe: Recipe, step: int, extend: str | N
         return f"{change}; --extend {extend}: learning rate {old:.3g} -> {new:.3g}"
     if old == new:
         return change
-    name, _ = schedule_in(recipe, phase_at(recipe, step))
-    return f"{change}; the {name} schedule is stretched to the new total: learning rate {old:.3g} -> {new:.3g}"
+    return f"{change}; the schedule is stretched to the new total: learning rate {old:.3g} -> {new:.3g}"

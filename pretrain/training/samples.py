@@ -1,5 +1,4 @@
-"""Samples that each evaluation prints: one held-out row with its masks filled, its text continued, or its target
-generated."""
+"""Samples that each evaluation prints: a held-out row's masks filled, its text continued or its target generated."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -31,9 +30,7 @@ SHOWN = "unk", "mask"  # roles of special tokens that stand in texts
 
 def sample(evaluators: Evaluators, params: Params, frozen: Params) -> str | None:
     """Return the first held-out row with the model's predictions; None if the model neither fills masks nor generates.
-
-    params, frozen: the model's, on the evaluators' mesh. All processes must call this together.
-    """
+    params, frozen: the model's, on the evaluators' mesh. All processes must call this together."""
     evaluator = next(iter(evaluators.of.values()))
     made, model = stored.load(evaluator.corpus.tokenizer_path), evaluator.stage.assembly.model
     row = {name: array[:1] for name, array in next(evaluator.batches()).items()}

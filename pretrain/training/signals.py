@@ -71,10 +71,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Let signals set the yielded request; on exit the old handlers are restored.
-
-    Enter this in the main thread, before `cluster.join`.
-    """
+    """Let signals set the yielded request. Enter this in the main thread, before `cluster.join`."""
     request = StopRequest()
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

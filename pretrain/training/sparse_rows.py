@@ -24,10 +24,8 @@ from pretrain.objectives.objective import Batch
 @partial(jax.tree_util.register_dataclass, data_fields=("ids", "rows"), meta_fields=("size",))
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Some rows of a table f[size, ...], which a model reads in place of the table: `rows[ids]` is `table[ids]`.
-
-    ids: i32[n], indices of the rows, ascending; values of `size` or more mean no row.   rows: f[n, ...].
-    """
+    """Some rows of a table f[size, ...], which a model reads in place of the table: `rows[ids]` is `table[ids]`.   ids:
+    i32[n], indices of the rows, ascending; values of `size` or more mean no row.   rows: f[n, ...]."""
 
     ids: Array
     rows: Array
@@ -39,8 +37,7 @@ class Rows:
         return (self.size, *self.rows.shape[1:])
 
     def __getitem__(self, ids: Array) -> Array:
-        """Look up rows i[...] -> f[..., ...]; NaN for a row that was not gathered, as no array of the batch names
-        it."""
+        """Look up rows i[...] -> f[..., ...]; NaN for a row that was not gathered."""
         ids = _counted(ids, self.size)
         place = jnp.searchsorted(self.ids, ids)
         present = self.ids.at[place].get(mode="fill", fill_value=-1) == ids
@@ -49,11 +46,8 @@ class Rows:
 
 
 class Read(NamedTuple):
-    """The part of a train state that a batch reads.
-
-    state: (parameters, optimizer state), complete.   paths: the same tree, with each leaf the path of its parameter, or
-    ''.   ids: path of a sparse table -> i32[n] as in `Rows`.
-    """
+    """The part of a train state that a batch reads.   state: (parameters, optimizer state), complete.   paths: the same
+    tree, with each leaf the path of its parameter, or ''.   ids: path of a sparse table -> i32[n] as in `Rows`."""
 
     state: tuple[Params, optax.OptState]
     paths: Any

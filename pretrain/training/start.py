@@ -40,16 +40,14 @@ INIT_FROM = "--init-from"
 
 
 class InitialWeights(NamedTuple):
-    """Initial weights of a run, in this host's memory.   weights: None for random ones.   teachers: by name; {} without
-    teachers or on resume."""
+    """Initial weights of a run, in this host's memory.   weights: None: random.   teachers: by name; {} on resume."""
 
     weights: Params | None
     teachers: Params
 
 
 class Run(NamedTuple):
-    """Everything of a run but its state.   evaluations: step -> `losses` of each evaluation so far.   evaluators: see
-    `run_on`."""
+    """Everything of a run but its state.   evaluations: step -> `losses` so far.   evaluators: see `run_on`."""
 
     recipe: Recipe
     corpora: Mapping[str, Corpus]
@@ -66,10 +64,8 @@ class Run(NamedTuple):
 
 
 class First(NamedTuple):
-    """The state to train from.   phase: that the state belongs to.   before: former recipe of the work directory, if
-    any.
-    origin: log line on where the state comes from.   renewed: log line on versions that differ from the last start.
-    """
+    """The state to train from.   phase: of the state.   before: former recipe of the work directory, if any.   origin,
+    renewed: log lines on where the state comes from, and on versions that differ from the last start."""
 
     state: TrainState
     phase: int
@@ -88,11 +84,9 @@ def start(
     stop: StopRequest,
     evaluators: Callable | None = None,
 ) -> Iterator[tuple[Run, First]]:
-    """Open the work directory, which no other run on this machine may use in this context, and yield the run and its
-    first state."""
+    """Open the work directory, for this run alone on this machine, and yield the run and its first state."""
     directory, recipe = RunDirectory(options.workdir), placed.assembly.recipe
-    versions_before = directory.read_run().get("versions") if is_file(directory.run) else None
-    renewed = changed(versions_before, versions()) if versions_before else None
+    renewed = changed(directory.read_run()["versions"], versions()) if is_file(directory.run) else None
     with disk_errors(directory), run_directory.alone(options.workdir):
         directory, before = run_directory.start(recipe, corpora, options)
         evaluations: dict[int, dict[str, float]] = {}
@@ -102,14 +96,10 @@ def start(
             arguments = (directory, int(state.step), recipe.steps, options.track)
             journal = open_journal(*arguments) if is_first() else Journal()  # the first process writes for all
             with closing(journal), warnings.going_to(journal):
-                evaluations.update(from_first("evaluations", lambda: _measured(recipe, directory)))
+                measured = lambda: [(one["step"], losses(recipe, one)) for one in read_metrics(directory, "eval")]
+                evaluations.update(from_first("evaluations", measured))
                 fixed = (recipe, corpora, options, directory, checkpoints, journal, placed.mesh, frozen, placed.stages)
                 yield Run(*fixed, evaluations, stop, evaluators), First(state, phase, before, origin, renewed)
-
-
-def _measured(recipe: Recipe, directory: RunDirectory) -> list[tuple[int, dict[str, float]]]:
-    """Read (step, losses) of the evaluations so far."""
-    return [(figures["step"], losses(recipe, figures)) for figures in read_metrics(directory, "eval")]
 
 
 def random_origin(recipe: Recipe) -> str:
@@ -160,8 +150,8 @@ def _init_from(directory: RunDirectory, options: Options) -> tuple[str | None, b
     chosen = options.init_from, options.init_heads_anew
     if is_file(directory.recipe):  # killed before its first checkpoint
         about = directory.read_run()
-        source, anew = about["init_from"], about.get("init_heads_anew", False)
-        return (source, anew) if chosen[0] in (None, source) else chosen
+        before = about["init_from"], about["init_heads_anew"]
+        return before if chosen[0] in (None, before[0]) else chosen
     return chosen
 
 
@@ -169,10 +159,8 @@ def _init_from(directory: RunDirectory, options: Options) -> tuple[str | None, b
 def _first_state(
     placed: Placed, before: Recipe, directory: RunDirectory, checkpoints: Checkpoints, initial: InitialWeights
 ) -> tuple[TrainState, int, Params, str]:
-    """Return (state, its phase, frozen parameters, log line on where they come from).
-
-    before: the recipe with its former number of steps, which determines the phases of checkpoints.
-    """
+    """Return (state, its phase, frozen parameters, log line on where they come from).   before: the recipe with its
+    former number of steps, which determines the phases of checkpoints."""
 
     def phase(step: int) -> int:
         folder = directory.checkpoints / str(step)
@@ -204,11 +192,9 @@ def _first_state(
 def load_weights(
     setting: str, source: str, config, shapes: Params, corpus: Corpus, start: Callable | None = None, best: bool = False
 ) -> Params:
-    """Load parameters for a config into this host's memory, a nested dict of NumPy arrays like `shapes`.
-
-    setting: name of the source in errors.   start: makes random parameters, for heads that the source lacks; None makes
-    a missing head an error.   best: take a run's best checkpoint.   UserError if it has another model or vocabulary.
-    """
+    """Load parameters for a config into this host's memory, a nested dict of NumPy arrays like `shapes`.   setting:
+    name of the source in errors.   start: makes random parameters, for heads that the source lacks; None makes a
+    missing head an error.   best: take a run's best checkpoint.   UserError if it has another model or vocabulary."""
     directory = RunDirectory(source)
     try:
         if is_file(directory.recipe):

@@ -57,8 +57,8 @@ class Metrics(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Inputs of a train step that come from the recipe, so that one program serves all seeds, learning rates and
-    numbers of steps.   seed: u32[]."""
+    """Inputs of a train step from the recipe: one program serves all seeds, rates and lengths of runs.   seed:
+    u32[]."""
 
     seed: Array
     rate: Numbers
@@ -169,17 +169,13 @@ def _without_layers(updates: Params, frozen: Collection[str]) -> Params:
 
 
 def accumulate(gradient: Callable, params: Params, rows, carry, carry_axes, microbatches: int):
-    """Sum gradient(params, *rows, carry) over microbatches.
-
-    rows: arrays [batch, ...]. A carry leaf with a 'batch' axis is split like the rows; any other is passed from one
-    microbatch to the next.
-    """
+    """Sum gradient(params, *rows, carry) over microbatches.   rows: arrays [batch, ...]. A carry leaf with a 'batch'
+    axis is split like the rows; others pass through microbatches."""
     if microbatches == 1:
         return gradient(params, *rows, carry)
 
     def in_rows(change: Callable, *carries):
-        """Map leaves with rows by change(their axis, leaves of the carries), and take other leaves of the last
-        carry."""
+        """Map leaves with rows by change(their axis, leaves of the carries); take other leaves of the last carry."""
         leaf = lambda axes, *values: change(axes.index("batch"), *values) if "batch" in axes else values[-1]
         return jax.tree.map(leaf, carry_axes, *carries, is_leaf=is_axes)
 
@@ -202,8 +198,7 @@ def accumulate(gradient: Callable, params: Params, rows, carry, carry_axes, micr
 
 
 def _cut(x: Array, axis: int, parts: int) -> Array:
-    """Split [.., batch, ..] -> [parts, .., batch / parts, ..]; each part takes every parts-th row, so that rows stay on
-    their device."""
+    """Split [.., batch, ..] -> [parts, .., batch / parts, ..]; each part takes every parts-th row, in its place."""
     shape = (*x.shape[:axis], x.shape[axis] // parts, parts, *x.shape[axis + 1 :])
     return jnp.moveaxis(x.reshape(shape), axis + 1, 0)
 
@@ -246,10 +241,8 @@ def batch_rows(batch: Batch) -> int:
 
 
 def traced_loss(recipe: Recipe, phase: Phase, task: Task) -> ClosedJaxpr:
-    """Trace a task's training loss: (params, frozen, batch, carry) -> the sum of its terms.
-
-    The trace has no mesh, and attention computes all pairs. Nothing is computed.
-    """
+    """Trace a task's training loss: (params, frozen, batch, carry) -> the sum of its terms. The trace has no mesh, and
+    attention computes all pairs. Nothing is computed."""
     return _traced_loss(same_programs(recipe), phase, task)
 
 
@@ -302,8 +295,7 @@ def model_flops(recipe: Recipe, phase: Phase, task: Task | None = None) -> float
 
 
 def mean_flops(recipe: Recipe) -> float:
-    """Average `model_flops` over the steps of a run, to choose its mesh. Tasks whose rates depend on the corpora
-    (`Phase.rates`) count equally."""
+    """Average `model_flops` over a run's steps, to choose its mesh. Tasks of `Phase.rates` count equally."""
     total = 0.0
     for _, phase, task in every_task(recipe):
         rates = sum(other.rate for other in tasks_of(recipe, phase))

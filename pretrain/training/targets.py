@@ -54,10 +54,7 @@ def separators(opened: Opened, objectives: Sequence[Objective]) -> list[int]:
     if isinstance(opened.module, EncoderDecoder):
         if (end := text_end(special)) is not None:
             return [end]
-        raise UserError(
-            f"{opened.source}: its tokenizer has no eod or sep token to end inputs with; use a tokenizer that has </s> "
-            "or <sep>"
-        )
+        raise UserError(f"{opened.source}: its tokenizer has no eod or sep token to end inputs with; use one with </s>")
     delimiters = (delimiter(objective, special) for objective in objectives)
     return [token for token in delimiters if token is not None][:1]
 
@@ -94,10 +91,8 @@ def of_source(
     source: Source, made: Made, limit: int, lead: Sequence[int], out: Path | None = None
 ) -> tuple[list[Asked], list[str]]:
     """Read at most `limit` documents, spread over the source: the first segment is the input, the others are targets.
-
     -> (inputs, messages on what was left out).   lead: tokens before each input.   out: file that will be replaced.
-    UserError if there is no document, or if `out` is a file of the source.
-    """
+    UserError if there is no document, or if `out` is a file of the source."""
     names, problems = table.FORMATS[source.kind].segments(source.options), Problems()
     if len(names) < 2:
         has_fields = hasattr(source.options, "fields")
@@ -136,10 +131,8 @@ def make_prompts(
     asked: Sequence[Asked], opened: Opened, objectives: Sequence[Objective], decoding: Decoding
 ) -> list[list[int]]:
     """Make prompts of inputs, each with the tokens before its target, and truncated to the rows of a run. Warns how
-    many are truncated, and how many targets are longer than --max-tokens.
-
-    UserError if the model does not read inputs with targets, or if no input fits into a row.
-    """
+    many are truncated, and how many targets are longer than --max-tokens. UserError if the model does not read inputs
+    with targets, or if no input fits into a row."""
     made, first, after = opened.tokenizer, before_inputs(opened), separators(opened, objectives)
     if not after:
         raise UserError(

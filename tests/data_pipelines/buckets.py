@@ -49,7 +49,8 @@ class Bucket:
             self.objects |= {f"parts/{number:06}/{name}": content for name, content in files.items()}
             digests = {name: _described(content) for name, content in files.items()}
             splits = {split: dict.fromkeys(SIZES, 0) for split in SPLITS}
-            described.append({"fingerprint": _sha(json.dumps(digests).encode()), "files": digests, "splits": splits})
+            part = {"fingerprint": _sha(json.dumps(digests).encode()), "files": digests, "splits": splits}
+            described.append(part | {"characters": 0, "values": {}})
         self.objects["tokenizer/tokenizer.json"] = tokenizer
         manifest = {
             "version": VERSION,

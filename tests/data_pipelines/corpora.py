@@ -1,6 +1,5 @@
 """Small corpora for tests, written without `prepare`, and how to read a batch back."""
 
-import json
 import shutil
 from itertools import count
 from unittest import mock
@@ -12,10 +11,11 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.examples.document_stream import DocumentStream
 from data_pipelines.examples.layout import Piece
 from data_pipelines.formats.source import Source
+from data_pipelines.manifest import part_name
 from data_pipelines.store.fields import BY_TOKEN
-from data_pipelines.store.files import describe_files, write_json
+from data_pipelines.store.files import write_json
 from data_pipelines.store.job import Job, manifest_of, planned, write_tables
-from data_pipelines.store.parts import part_name, write_part
+from data_pipelines.store.parts import write_part
 from data_pipelines.store.units import DOCUMENT, UnitFiles
 
 SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
@@ -74,31 +74,6 @@ def write_tokens(folder, job, train, heldout):
     tokens = np.array([token for sentence in sentences for token in sentence], np.int64)
     files.add(np.array([*map(len, sentences)], np.int64), begins, tokens=tokens)
     files.finish(characters=0, problems={}, paths=["tests"], values={}, words={})
-
-
-def in_format_1(corpus, path):
-    """A corpus of one part as it was written before there were parts: at `path`, which is returned."""
-    (part,) = corpus.parts
-    shutil.copytree(corpus.path / part.entry.path, path, ignore=shutil.ignore_patterns("summary.json"))
-    (path / "tokenizer").mkdir()
-    for split in ("train", "heldout"):
-        np.save(path / split / "word_starts.npy", corpus.table("word_starts")[part.array(split, "tokens")])
-        for name in ("sources", "languages"):
-            (path / split / f"{name}.npy").unlink()
-    manifest = {
-        "version": 1,
-        "fingerprint": "1" * 64,
-        "vocab_size": corpus.vocab_size,
-        "special": corpus.special,
-        "fields": {"tokens": ["uint16", "token"], "word_starts": ["bool", "token"]},
-        "splits": part.sizes,
-        "files": describe_files(path, "*/*.npy"),
-        "sources": [],
-        "settings": {},
-        "counts": {},
-    }
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    return path
 
 
 def unmasked(batch):

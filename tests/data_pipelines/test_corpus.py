@@ -56,7 +56,7 @@ def change_manifest(folder, **changes):
 
 def test_what_is_no_corpus_of_this_format_is_named_as_what_it_is(folder, tmp_path):
     change_manifest(folder, version=3)
-    with pytest.raises(UserError, match="format version 3, but this program reads 2"):
+    with pytest.raises(UserError, match="format version 3, this program reads 2"):
         Corpus(folder)
     (folder / "manifest.json").write_text("{")
     with pytest.raises(UserError, match=r"manifest\.json cannot be read"):

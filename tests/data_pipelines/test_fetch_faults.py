@@ -107,7 +107,7 @@ def test_what_is_refused_is_not_asked_for_again(bucket, fault):
 FLIPPED = lambda content: content[:-1] + bytes([content[-1] ^ 1])
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer/tokenizer.json"
 WRONG = [  # what is wrong with which object, what the line says
-    (TOKENS, FLIPPED, "train/tokens.npy is not what prepare wrote .*; copy the corpus to the bucket again"),
+    (TOKENS, FLIPPED, "train/tokens.npy is not what prepare wrote .*; copy it there again"),
     (TOKENIZER, FLIPPED, "tokenizer.json is not what prepare wrote"),
     (TOKENS, lambda content: content[:-2], r"tokens.npy has \d+ bytes, the manifest"),
     (TOKENS, lambda content: b"", r"tokens.npy has \d+ bytes, the manifest"),

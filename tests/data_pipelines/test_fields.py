@@ -12,10 +12,11 @@ from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import Problems
 from data_pipelines.formats.source import Source
 from data_pipelines.formats.table import parse, plan
+from data_pipelines.manifest import part_name
 from data_pipelines.store import units
 from data_pipelines.store.fields import BY_TOKEN, BY_TOKEN_BEFORE, Field
 from data_pipelines.store.job import Job, manifest_of, planned, word_starts_of, write_tables
-from data_pipelines.store.parts import part_name, write_part
+from data_pipelines.store.parts import write_part
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.text.sentences import starts
 from data_pipelines.text.steps import STEPS, Step, of_document

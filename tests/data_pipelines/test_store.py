@@ -13,11 +13,11 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import EMPTY
 from data_pipelines.formats.source import Source
-from data_pipelines.manifest import parse_manifest
+from data_pipelines.manifest import parse_manifest, part_name
 from data_pipelines.store.fields import BY_TOKEN, STORED, Field
 from data_pipelines.store.files import NpyFile, is_whole, read_summary
 from data_pipelines.store.job import Job, check_added, manifest_of, planned
-from data_pipelines.store.parts import CUT, TOO_LARGE, choose_held, missing_held, part_name, write_part
+from data_pipelines.store.parts import CUT, TOO_LARGE, choose_held, missing_held, write_part
 from data_pipelines.store.units import DOCUMENT, UnitFiles
 from tests.data_pipelines.corpora import SPECIAL, numbered, write_corpus
 

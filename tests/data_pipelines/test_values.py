@@ -13,7 +13,6 @@ from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import prefix_tokens
 from data_pipelines.examples.next_tokens import PackedDocuments, StridedDocuments
 from data_pipelines.formats.values import MISSING
-from data_pipelines.store.files import describe_files
 from data_pipelines.tokenizers import prefixes, stored
 from tests.data_pipelines.corpora import epoch
 from tests.data_pipelines.prepared import command, content, run
@@ -170,8 +169,8 @@ def test_a_document_in_pieces_and_in_units_has_the_values_of_its_beginning(tmp_p
         (["--values", "tokens"], {}, "field 'tokens': use a name of small letters"),
         (["--values", "year", "year:int"], {}, "--values year year:int: year is given twice"),
         (["--values", "code", "--code", "A"], {}, "code is given twice"),
-        (["--prefix", "year"], {}, "--prefix year: is not a label of --values; give --values year, without a kind"),
-        (["--prefix", "year", "--values", "year:int"], {}, "--prefix year: is not a label of --values"),
+        (["--prefix", "year"], {}, "--prefix year: is no label; give --values year, without a kind"),
+        (["--prefix", "year", "--values", "year:int"], {}, "--prefix year: is no label"),
         (["--prefix", "year", "--values", "year", "--code", "A"], {}, "--prefix year: --code also stands before"),
         (["--values", "id", "--source", "text:README.md"], {"id": 1}, "--values id: --source text:README.md has no"),
         (["--values", "sex", "--source", "fasta:a"], {"sex": 1}, "--source fasta:a has no such field but id, descr"),
@@ -220,30 +219,6 @@ def test_values_that_cannot_be_tokens_are_one_line(tmp_path, capsys):
     assert "--prefix year: there are more than 1,000 different values" in capsys.readouterr().err
     assert command(tmp_path / "c", *YEARS, lines=[{"text": "a", "year": "19\n99"}]) == 2
     assert "--prefix year: '19\\n99' has characters that do not print" in capsys.readouterr().err
-
-
-def test_control_codes_that_were_stored_by_sentence_are_read(tmp_path):
-    lines = [{"text": "One. Two. Three."}, {"text": "Four."}]
-    told = ["--tokenizer", "bytes", "--heldout", "0", "--code", "[A]", "--code", "[B]"]
-    (tmp_path / "b.txt").write_text("Five. Six.")
-    assert command(tmp_path / "c", *told, "--source", f"text:{tmp_path}/b.txt", lines=lines) == 0
-    corpus = Corpus(tmp_path / "c")
-    expected = prefix_tokens(corpus.parts[0], "train").tolist()
-    a, b = corpus.special["code_[A]"], corpus.special["code_[B]"]
-    assert expected == [a, b, b]
-    part = tmp_path / "c" / "parts" / "000000"
-    for split in ("train", "heldout"):
-        of_sentence = np.repeat(np.load(part / split / "code.npy"), np.diff(corpus.parts[0].documents(split)))
-        np.save(part / split / "codes.npy", of_sentence)
-        (part / split / "code.npy").unlink()
-    manifest = json.loads((tmp_path / "c" / "manifest.json").read_text())
-    values = manifest["fields"].pop("code")["values"]
-    kept = {"dtype": "uint16", "shape": [], "per": "sentence", "kept": "stored", "values": values}
-    manifest["fields"]["codes"] = kept
-    manifest["parts"][0]["files"] = describe_files(part, "*/*.npy")
-    manifest["parts"][0]["values"]["codes"] = manifest["parts"][0]["values"].pop("code")
-    (tmp_path / "c" / "manifest.json").write_text(json.dumps(manifest))
-    assert prefix_tokens(Corpus(tmp_path / "c").parts[0], "train").tolist() == expected
 
 
 @pytest.mark.parametrize("kind", ["tabs", "files", "records"])

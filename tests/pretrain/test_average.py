@@ -22,8 +22,7 @@ from pretrain.storage.checkpoints import Checkpoints, verified
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import opened
 from pretrain.training.assembly import merge
-from pretrain.training.average import open_mean
-from pretrain.training.opened import open_model, restore
+from pretrain.training.opened import open_mean, open_model, restore
 from pretrain.training.run import run
 from tests.pretrain import tiny
 
@@ -44,9 +43,9 @@ def test_an_export_is_the_mean_of_the_last_checkpoints_and_names_them(uninterrup
         np.testing.assert_array_equal(found[path], mean, path)
     assert json.loads((to / "export.json").read_text())["steps"] == [4, 8, 12]
     card = (to / "README.md").read_text()
-    assert "the mean of the checkpoints of steps 4, 8, 12." in card and "after step 12, of the last checkpoint" in card
+    assert "the mean of checkpoints, of steps 4, 8, 12." in card and "after step 12, of the last checkpoint" in card
     assert open_mean(uninterrupted, 2, step=8).averaged == (4, 8)
-    with pytest.raises(UserError, match="--average 2: .* is a Hugging Face folder, which has no checkpoints"):
+    with pytest.raises(UserError, match="--average 2: .* is a Hugging Face folder without checkpoints"):
         open_mean(to, 2)
     assert main(["export", str(uninterrupted), "--to", str(to), "--average", "2", "--best", "loss"]) == 2
     assert "--average 2: cannot be combined with --best loss" in capsys.readouterr().err

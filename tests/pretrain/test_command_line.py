@@ -69,7 +69,7 @@ MISTAKES = {
     "too large a batch": (["--phases.0.batch-size", 2**24], "batch_size=16777216 of length=128: a step must"),
     "an option of several values twice": (["--frozen", "layers", "--frozen", "pair"], "--frozen: is given twice"),
     "steps": (["--steps", 0], "steps=0: must be at least 1"),
-    "positions": (["--model.positions", 64], "phases.0.length=128: exceeds model.positions=64; lower the length"),
+    "positions": (["--model.positions", 64], "phases.0.length=128: exceeds model.positions=64; lower it"),
     "length": (["--phases.0.length", 4], "phases.0.length=4: must be at least 8"),
     "shares": (["--phases.0.share", 0.5], "phases: the shares [0.5] must add up to 1"),
     "batch": (["--microbatches", 3], "batch_size=32: is not a multiple of --microbatches 3 x the 1 batch shards"),
@@ -88,7 +88,7 @@ MISTAKES = {
     "pairs": (["--objective.layout", "packed-sentences"], "objective.layout='packed-sentences': has no pairs"),
     "two labels": (
         ["--objective.sentence-order"],
-        "objective.next_sentence=True and objective.sentence_order=True: a pair has only one label; set one of them",
+        "objective.next_sentence=True, sentence_order=True: a pair has one label; unset one",
     ),
     "heads of nothing": (["--init-heads-anew"], "--init-heads-anew: has no effect without --init-from"),
     "frozen": (["--frozen", "layer"], "frozen: no parameters are below layer; did you mean layers"),
@@ -186,8 +186,8 @@ def test_a_workdir_that_cannot_be_made_is_one_line(corpus_path, tmp_path, capsys
 
 
 def test_reading_what_is_no_run_is_one_line(tmp_path, capsys, nothing_compiles):
-    assert "no recipe.json" in mistake(capsys, "eval", tmp_path)
-    assert "no recipe.json" in mistake(capsys, "export", tmp_path, "--to", tmp_path / "hf")
+    assert "is neither a run (recipe.json)" in mistake(capsys, "eval", tmp_path)
+    assert "is neither a run (recipe.json)" in mistake(capsys, "export", tmp_path, "--to", tmp_path / "hf")
     assert "has no metrics to plot" in mistake(capsys, "plot", tmp_path, "--out", tmp_path / "x.png")
     assert "--examples 0: must be at least 1" in mistake(capsys, "eval", tmp_path, "--examples", 0)
     assert "--steps 0: must be at least 1" in mistake(capsys, "demo", "--folder", tmp_path / "demo", "--steps", 0)

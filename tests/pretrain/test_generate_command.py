@@ -150,7 +150,7 @@ def test_an_exported_folder_writes_what_its_run_does(exported, gpt2_run, capsys,
         assert printed(capsys, exported[gpt2_run], *given, *more) == printed(capsys, gpt2_run, *given, *more)
     said = mistake(capsys, exported[gpt2_run], *given, "--step", 4)
     assert f"--step 4: {exported[gpt2_run]} is a Hugging Face folder, which has no checkpoints; leave it out" in said
-    assert f"{tmp_path}: is neither a run (no recipe.json) nor a Hugging Face" in mistake(capsys, tmp_path, *given)
+    assert f"{tmp_path}: is neither a run (recipe.json) nor a Hugging Face" in mistake(capsys, tmp_path, *given)
     read = open_model(exported[gpt2_run], mesh=named_mesh("data=1", jax.local_devices()))
     assert (read.step, read.recipe, read.objective) == (None, None, None)
 

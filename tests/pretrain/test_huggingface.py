@@ -152,7 +152,7 @@ def test_a_discriminator_is_exported_with_whole_embeddings_and_its_head_beside(e
 @pytest.mark.parametrize(
     "field, value, said",
     [
-        ("conv_kernel_size", 3, "has conv_kernel_size=3, which this family does not support"),
+        ("conv_kernel_size", 3, "has conv_kernel_size=3, but needs 0"),
         ("pos_att_type", "c2p", "has pos_att_type='c2p'; give another folder"),
         ("position_biased_input", True, "has position_biased_input=True, but needs False"),
         ("enhanced_decoder", False, "model.enhanced_decoder is False there and True here"),
@@ -331,7 +331,7 @@ def test_neither_another_run_s_export_nor_a_folder_that_looks_like_one_is_replac
         write("other")
     write("one")
     (folder / "export.json").unlink()  # as what somebody downloaded
-    with pytest.raises(UserError, match="out: holds config.json but no export.json, so it is not an export"):
+    with pytest.raises(UserError, match="out: holds config.json but no export.json: it is no export"):
         write("one")
     assert (folder / "model.safetensors").read_bytes() == before
 

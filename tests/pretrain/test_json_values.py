@@ -115,11 +115,9 @@ def test_a_mistake_in_an_edited_recipe_is_one_line(change, said):
     assert "\n" not in str(error.value)
 
 
-def test_recipes_name_registered_families_and_objectives_and_those_of_older_files_their_classes():
+def test_recipes_name_registered_families_and_objectives():
     fields = json.loads(to_json(tiny.bert()))
     assert (fields["model"]["family"], fields["objective"]["kind"]) == ("bert", "masked-language-model")
-    fields["model"]["family"], fields["objective"]["kind"] = "BertConfig", "MaskedLanguageModel"
-    assert from_json(json.dumps(fields)) == tiny.bert()
     fields["phases"][0]["objective"] = None  # the recipe's
     assert from_json(json.dumps(fields)) == tiny.bert()
 

@@ -8,7 +8,7 @@ import pytest
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.masking import Masking
-from pretrain.objectives.masked_units import MaskedUnits, UnitPhase
+from pretrain.objectives.masked_language_model import MaskedUnits, UnitPhase
 from pretrain.recipe import every_task, resolve
 from pretrain.recipes.registry import RECIPES
 from pretrain.training.data import check_data, training_batches
@@ -57,7 +57,7 @@ def test_a_phase_keeps_all_else_of_the_masking():
     phase = UnitPhase(1.0, 64, 4, unit="word_starts")
     assert objective.rows(phase).masks == dataclasses.replace(objective.masking, unit="word_starts")
     assert str(phase) == "4 rows of 64 tokens, masks by word_starts"
-    with pytest.raises(ValueError, match="masking.unit=.word_starts.: each phase has its own; give phases.0.unit"):
+    with pytest.raises(ValueError, match="masking.unit=.word_starts.: each phase has its own, phases.0.unit"):
         MaskedUnits(masking=Masking(unit="word_starts"))
 
 

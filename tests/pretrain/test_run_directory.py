@@ -15,7 +15,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.optimizers import Optimizer
-from pretrain.recipe import Phase, boundaries, from_json, rate_after, to_json
+from pretrain.recipe import Phase, boundaries
 from pretrain.schedules import Schedule
 from pretrain.storage import run_directory
 from pretrain.storage.journal import read_metrics
@@ -183,7 +183,7 @@ def test_what_changes_with_the_total_is_said_on_resume(corpus_path, tmp_path, ca
     workdir = tmp_path / "run"
     for steps in (10, 20):
         run(toys.recipe(steps=steps, schedule=Schedule(peak=0.1)), tiny.options(corpus_path, workdir))
-        said = "steps: 10 -> 20; the linear schedule is stretched to the new total: learning rate 0 -> 0.0474"
+        said = "steps: 10 -> 20; the schedule is stretched to the new total: learning rate 0 -> 0.0474"
         assert (said in capsys.readouterr().out) == (steps == 20)
     found = rates(workdir)
     assert found[20] == 0 and 0.04 < found[11] < 0.05
@@ -238,22 +238,6 @@ def test_how_a_run_goes_on_is_chosen_together_with_more_steps(started):
         run_directory.longer(options, recipe)
     with pytest.raises(UserError, match="another recipe .phases.0.length: 32 -> 16"):
         run_directory.longer(options, dataclasses.replace(recipe, steps=30, phases=(Phase(1.0, 16, 8),)))
-
-
-def test_a_recipe_whose_schedule_had_stretches_is_read_with_phases():
-    recipe = toys.recipe(steps=30, schedule=Schedule(peak=0.5, final=0.2))
-    fields = json.loads(to_json(recipe))
-    unused = fields["schedule"] | {"from_here": None, "stretches": []}
-    assert from_json(json.dumps(fields | {"schedule": unused})) == recipe
-    stretches = [{"kind": "constant", "since": 10, "before": 20, "rate": 0.25}]
-    stretches += [{"kind": "decay", "since": 15, "before": 25, "rate": 0.25}]
-    old = fields["schedule"] | {"from_here": "decay", "stretches": stretches}
-    read = from_json(json.dumps(fields | {"schedule": old}))
-    assert boundaries(read) == [10, 15, 30] and read.schedule == Schedule(peak=0.5, final=0.2, steps=20)
-    assert rate_after(read, 9) == rate_after(dataclasses.replace(recipe, steps=20), 9)
-    assert [rate_after(read, step) for step in (10, 14, 15, 29)] == pytest.approx([0.25, 0.25, 0.25, 0.1])
-    with pytest.raises(UserError, match="schedule.stretches: is damaged"):
-        from_json(json.dumps(fields | {"schedule": old | {"stretches": [{"kind": "constant"}]}}))
 
 
 def test_fewer_steps_than_are_done_are_refused_and_nothing_is_written(started):

@@ -33,10 +33,9 @@ from pretrain.storage.journal import Journal, read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import run as runs
 from pretrain.training.assembly import assemble, initial_params, parameter_shapes, split_frozen
-from pretrain.training.average import open_mean
 from pretrain.training.data import check_data, phase_batches
 from pretrain.training.loop import _enter
-from pretrain.training.opened import open_model
+from pretrain.training.opened import open_mean, open_model
 from pretrain.training.placement import of_phase, place_given, stages
 from pretrain.training.run import run
 from pretrain.training.step import initial_state
@@ -137,7 +136,7 @@ def test_a_phase_gives_the_models_rotary_positions_their_base(corpus_path, tmp_p
     assert resumed == losses["both"]
     assert from_json(to_json(staged(*phases))) == staged(*phases)
     for recipe, said in (
-        (tiny.bert(phases=phases[:1] * 2), "phases.0.global_base=10.0: BertConfig has no rotary positions; leave it"),
+        (tiny.bert(phases=phases[:1] * 2), "phases.0.global_base=10.0: BertConfig has no rotary base"),
         (
             staged(*phases[1:] * 1, dataclasses.replace(phases[0], global_base=-1.0)),
             "phases.1.global_base=-1.0: must be above 0",
@@ -322,9 +321,7 @@ def test_a_stage_with_a_schedule_of_its_own_is_made_longer_at_its_rate():
     longer = extended(recipe, 100, 200, "constant")
     assert [rate_after(longer, step) for step in (0, 30, 60, 99)] == [rate_after(recipe, at) for at in (0, 30, 60, 99)]
     assert rate_after(longer, 100) == rate_after(longer, 199) == rate_after(recipe, 99) == pytest.approx(5e-6)
-    with pytest.raises(
-        UserError, match="--extend decay: the last phase begins at step 50, and only 50 are done; train"
-    ):
+    with pytest.raises(UserError, match="--extend decay: the last phase begins at step 50, only 50 are done; train"):
         extended(recipe, 50, 200, "decay")
 
 

@@ -207,7 +207,7 @@ def test_losses_that_cannot_be_are_said_in_one_line():
         "objective.losses: values_kl: relation_heads=3 must divide the widths of all heads, [32, 48]; change it"
     )
     check(recipe("x", deep, model=two, objective=Distillation(losses=(Match("embeddings", "mse"),))))
-    assert "ElectraConfig has several encoders; use another" in refused((Match("hidden", "mse"),), tiny.ELECTRA)
+    assert "ElectraConfig has several encoders; use the folder" in refused((Match("hidden", "mse"),), tiny.ELECTRA)
     assert "T5Config attends otherwise than by scaled products" in refused((Match("attention", "kl"),), tiny.T5)
     deberta = DebertaConfig(vocab_size=195, positions=32, width=32, depth=1, heads=2, feed_forward=64)
     assert "DebertaConfig attends otherwise than by" in refused((Match("attention", "kl"),), deberta)

@@ -134,7 +134,7 @@ def _die():
 
 
 def test_a_worker_that_is_killed_is_said_with_its_likely_reason():
-    said = "--processes 2: a worker process was killed, as .* memory runs out; use fewer"
+    said = "--processes 2: a worker was killed, maybe for memory; use fewer"
     with pytest.raises(UserError, match=said), pool(2) as workers:
         workers.submit(_die).result()
 
@@ -154,15 +154,12 @@ def test_a_file_that_changes_while_others_are_read_is_no_part_of_the_corpus(tmp_
         run(tmp_path / "out", f"text:{tmp_path}/?.txt")
 
 
-@pytest.mark.parametrize("change, said", [({"version": 1}, "earlier format"), ({"stages": None}, "not made by")])
-def test_a_corpus_that_cannot_grow_is_left_alone(a_txt, tmp_path, change, said):
+def test_a_corpus_that_cannot_grow_is_left_alone(a_txt, tmp_path):
     run(tmp_path / "out", f"text:{tmp_path}/a.txt")
     file = tmp_path / "out" / "manifest.json"
-    manifest = json.loads(file.read_text()) | change
-    if manifest["version"] == 1:
-        manifest |= {**manifest["parts"][0], "fields": {"tokens": ["uint16", "token"]}}
-    file.write_text(json.dumps({name: value for name, value in manifest.items() if value is not None}))
-    with pytest.raises(UserError, match=f"{said}.*; use another --out"):
+    manifest = json.loads(file.read_text())
+    file.write_text(json.dumps({name: value for name, value in manifest.items() if name != "stages"}))
+    with pytest.raises(UserError, match="not made by prepare; use another --out"):
         run(tmp_path / "out", f"text:{tmp_path}/a.txt")
 
 

@@ -4,7 +4,6 @@ whole."""
 import re
 import shutil
 from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.examples.segment_pairs import SegmentPairs
 from data_pipelines.formats import source
 from data_pipelines.prepare import partial, parts, plan
-from data_pipelines.prepare.options import Prepare, inherit, settings
 from tests.data_pipelines.corpora import chosen, rows_of, unmasked
 from tests.data_pipelines.prepare.small import MIB, UNIT, append
 from tests.data_pipelines.prepared import CHARACTERS, content, documents, run, stored
@@ -152,13 +150,6 @@ def test_the_version_of_jieba_is_one_of_the_corpus_where_it_is_used(tmp_path, vo
     monkeypatch.setattr(partial, "version", lambda name: "0" if name == "jieba" else version(name))
     with pytest.raises(UserError, match="--append: jieba was .* and is 0: use the package or the commit"):
         append(tmp_path / "c", text_of(tmp_path, 40, seed=1).removeprefix("text:"))
-
-
-@pytest.mark.parametrize("option", [{"units": ("word=spaces",)}, {"similar_words": "list.txt"}])
-def test_a_corpus_that_is_older_than_an_option_does_not_get_it(option):
-    older = {name: value for name, value in settings(Prepare(("builtin",), Path())).items() if name not in option}
-    with pytest.raises(UserError, match="which --append cannot change; leave it out"):
-        inherit(Prepare(("builtin",), Path(), append=True, **option), older)
 
 
 @pytest.mark.parametrize("layout", [SegmentPairs, PackedSentences])

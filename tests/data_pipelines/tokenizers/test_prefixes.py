@@ -63,7 +63,7 @@ def test_a_run_s_tokenizer_tells_the_token_of_a_code_and_names_the_nearest(tmp_p
 @pytest.mark.parametrize("tokenizer", ["wordlevel", "wordpiece", "bpe"])
 def test_a_code_takes_no_token_from_texts(tmp_path, capsys, tokenizer):
     assert prepared(tmp_path, "c", "--tokenizer", tokenizer, "--code", "the") == 2
-    said = "--code the: the trained tokenizer uses that token for texts; rename it, as in [the]"
+    said = "--code the: the trained tokenizer has that token for texts; rename it, as [the]"
     assert said in capsys.readouterr().err
     assert prepared(tmp_path, "c", "--tokenizer", tokenizer, "--code", "[the]") == 0
     corpus = Corpus(tmp_path / "c")
