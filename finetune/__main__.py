@@ -27,9 +27,8 @@ COMMANDS = "run", "several", "suite", "eval", "export", "probe", "attention", "n
 def main(arguments: list[str]) -> int:
     """Run a command and return its exit status."""
     prepare_program()
-    return dispatch(
-        arguments, USAGE, COMMANDS, lambda name, rest: import_module(f"finetune.commands.{name}").main(rest)
-    )
+    run = lambda name, rest: import_module(f"finetune.commands.{name}").main(rest)
+    return dispatch(arguments, USAGE, COMMANDS, run)
 
 
 if __name__ == "__main__":

@@ -43,12 +43,8 @@ class DevelopmentSets:
             found[name] = figures_of(task, predictor, params, frozen, self.sets[name])[0]
         if [*found] == [""]:
             return found[""]
-        means = {
-            figure: sum(figures[figure] for figures in found.values()) / len(found) for figure in ("loss", "score")
-        }
-        return means | {
-            f"{name}/{figure}": value for name, figures in found.items() for figure, value in figures.items()
-        }
+        means = {figure: sum(one[figure] for one in found.values()) / len(found) for figure in ("loss", "score")}
+        return means | {f"{name}/{figure}": value for name, one in found.items() for figure, value in one.items()}
 
 
 def figures_of(

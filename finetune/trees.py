@@ -78,12 +78,10 @@ def between_words(shares: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, n
 def hits(opened: Opened, rows: Sequence[Row]) -> list[np.ndarray]:
     """Return for each row bool[2, depth, heads, n]: whether a dependent's head is the other word with the most
     attention from the dependent (first) or to it (second)."""
-    pieces = [row.pieces for row in rows]
-    flat = joined([one.tokens for one in pieces], [one.types for one in pieces], {})
     found: list[np.ndarray] = [np.zeros(0)] * len(rows)
-    for numbers, shares in looked(opened, flat, attention_shares, TOKENS):
+    for numbers, shares in looked(opened, joined([row.pieces for row in rows]), attention_shares, TOKENS):
         for at, number in enumerate(numbers):
-            row, length = rows[number], len(pieces[number].tokens)
+            row, length = rows[number], len(rows[number].pieces.tokens)
             of_words, words = between_words(shares[:, at, :, :length, :length], row.pieces.owners)
             of_words[..., np.arange(len(words)), np.arange(len(words))] = -1
             dependents = np.searchsorted(words, row.dependents)
@@ -101,9 +99,8 @@ def best_heads(opened: Opened, given: Sequence[Tree], length: int, least: int) -
     """
     rows = rows_of_trees(opened, given, length)
     if not rows:
-        raise UserError(
-            f"--trees: no word is in the same row as its head; give another file, or raise --length {length}"
-        )
+        cure = f"give another file, or raise --length {length}"
+        raise UserError(f"--trees: no word is in the same row as its head; {cure}")
     right = np.concatenate(hits(opened, rows), axis=-1)
     offsets = np.concatenate([row.heads - row.dependents for row in rows])
     relations = np.array([given[row.tree].relations[word] for row in rows for word in row.dependents])
@@ -112,9 +109,8 @@ def best_heads(opened: Opened, given: Sequence[Tree], length: int, least: int) -
     for name in (ALL, *names[np.argsort(-counts, kind="stable")]):
         chosen = relations == name if name != ALL else np.full(len(relations), True)
         if chosen.sum() >= least:
-            lines.append(
-                {"relation": str(name), "words": int(chosen.sum())} | _best(right[..., chosen], offsets[chosen])
-            )
+            line = {"relation": str(name), "words": int(chosen.sum())}
+            lines.append(line | _best(right[..., chosen], offsets[chosen]))
     cut = sum(int((tree.heads != NONE).sum()) for tree in given) - len(relations)
     rare = int(counts[counts < least].sum())
     return lines, {f"of relations with fewer than --cases {least}": rare, "not in the same row as their heads": cut}

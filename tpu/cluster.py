@@ -268,9 +268,8 @@ def _say(line: str) -> None:
 def _tells_of_a_lost_process(error: Exception) -> bool:
     """Return whether an error means that a computation or agreement between processes broke off."""
     kinds = (jax.errors.JaxRuntimeError, ValueError)
-    error = (
-        error.__cause__ if isinstance(error, TimeoutError) else error
-    )  # Orbax raises it for any error while it waits
+    if isinstance(error, TimeoutError):  # Orbax raises it for any error while it waits
+        error = error.__cause__
     said = isinstance(error, kinds) and any(name in str(error) for name in ("Gloo", "UNAVAILABLE"))
     return said or isinstance(error, _FirstLost)
 

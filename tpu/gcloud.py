@@ -178,10 +178,8 @@ class Gcloud:
         for vm in self.listed(self.where.listing("tpu-vm", "nodes", self.where.vms)):
             theirs = vm.get("metadata", {}).get("pretrain-settings", mine)
             if mine not in theirs:
-                place = f"{self.where.zone} of {self.where.project}"
-                raise UserError(
-                    f"--name {self.where.name}: belongs to another bucket's run in {place}: use another --name"
-                )
+                name, place = self.where.name, f"{self.where.zone} of {self.where.project}"
+                raise UserError(f"--name {name}: belongs to another bucket's run in {place}: use another --name")
             found[vm["name"].rpartition("/")[2]] = vm["state"], vm.get("acceleratorType", "")
         return found
 

@@ -259,9 +259,7 @@ def device_memory() -> int | None:
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
-def load_on(
-    devices: list[jax.Device], parameters: int, memory: float | None, flops: float = 0.0, divisor: int = 0
-) -> Load:
+def load_on(devices: list, parameters: int, memory: float | None, flops: float = 0.0, divisor: int = 0) -> Load:
     """Return the load for these devices, with what is known of their kind."""
     kind = devices[0].device_kind
     return Load(parameters, flops, memory, tpu_of(kind), divisor, rides_in_products(kind))

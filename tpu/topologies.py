@@ -59,10 +59,8 @@ def parse_topology(name: str) -> Topology:
     if generation is None:
         near = difflib.get_close_matches(text, known, n=1, cutoff=0.7)
         guess = f"did you mean {near[0]}? " if near else ""
-        every = ", ".join(GENERATIONS)
-        raise UserError(
-            f"no TPU topology {name!r}: {guess}write GENERATION:SHAPE like v5e:4x4; generations are {every}"
-        )
+        cure = f"{guess}write GENERATION:SHAPE like v5e:4x4; generations are {', '.join(GENERATIONS)}"
+        raise UserError(f"no TPU topology {name!r}: {cure}")
     offered = dict.fromkeys(topology for topology in known.values() if topology.generation == generation)
     listed = ", ".join(f"{topology} ({topology.cloud})" for topology in offered)
     raise UserError(f"no TPU topology {name!r}: {generation} has {listed}")

@@ -148,7 +148,7 @@ def no_good(cloud: Gcloud, delete: bool, now: str, found: dict, waited: int, spo
 
 def remove(cloud: Gcloud) -> None:
     """Delete the slice and its request, and wait until they are gone. UserError if that is refused again and again."""
-    refusals = 0
+    name, refusals = cloud.where.name, 0
     while found := cloud.look():
         if stage(found) != "ending":
             try:
@@ -157,10 +157,8 @@ def remove(cloud: Gcloud) -> None:
             except GcloudError as error:  # perhaps because it is being created, or deletes itself
                 refusals += 1
                 if refusals == REFUSALS:
-                    there = ", ".join(f"{name} is {state}" for name, (state, _) in found.items())
-                    raise UserError(
-                        f"--name {cloud.where.name}: it still exists and costs money ({there}): {error}"
-                    ) from None
+                    there = ", ".join(f"{part} is {state}" for part, (state, _) in found.items())
+                    raise UserError(f"--name {name}: it still exists and costs money ({there}): {error}") from None
         cloud.sleep(POLL)
 
 

@@ -41,11 +41,12 @@ class Question(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A row of a question.   row: its tokens and types i32[n].   offsets: i32[n, 2], begin and end of passage tokens in
+    """A row of a question.   tokens, types: i32[n].   offsets: i32[n, 2], begin and end of passage tokens in
     the passage, NONE for other tokens.   example: index of the question.   place: the token that stands for no answer.
     start, end: first and last token of the answer, NONE if unknown.   asked: positions of the question's tokens."""
 
-    row: tuple[np.ndarray, np.ndarray]
+    tokens: np.ndarray
+    types: np.ndarray
     offsets: np.ndarray
     example: int
     place: int
@@ -81,9 +82,7 @@ class Answer(FinetuningTask):
     def suited(self, model_config):
         task = super().suited(model_config)
         if task.causal and self.question_last:
-            raise UserError(
-                "--question-last: this model reads from left to right, so passages before their question; leave it out"
-            )
+            raise UserError("--question-last: this model reads from left to right, so the question first; leave it out")
         return task
 
     @property
@@ -106,7 +105,7 @@ class Answer(FinetuningTask):
         return found
 
     def encode(self, examples, made, labels, length):
-        frame, told = frame_of(made, self.causal), Told(list)
+        frame, told = frame_of(made), Told(list)
         known = texts_of(made, [text for one in examples for text in (one.text, one.passage)])
         rows = [row for one in enumerate(examples) for row in self._rows(*one, known, frame, length, told)]
         tell(told)
@@ -115,8 +114,7 @@ class Answer(FinetuningTask):
             columns["globals"] = np.full((len(rows), 1 + self.max_question_tokens), NONE, np.int32)
             for of_row, row in zip(columns["globals"], rows, strict=True):
                 of_row[: 1 + len(row.asked)] = row.place, *row.asked
-        tokens, types = ([row.row[index] for row in rows] for index in (0, 1))
-        return joined(tokens, types, columns, {"offsets": [row.offsets for row in rows]})
+        return joined(rows, columns, {"offsets": [row.offsets for row in rows]})
 
     def _rows(
         self, example: int, one: Question, known: Mapping[str, Text], frame: Frame, length: int, told: Told
@@ -138,7 +136,7 @@ class Answer(FinetuningTask):
             is_whole = span is not None and begin <= span[0] and span[1] < end
             targets = [at - begin + first for at in span] if is_whole else [place, place]
             known_targets = targets if one.label else [NONE, NONE]
-            found.append(Window(row, offsets, example, place, *known_targets, asked + np.arange(len(question))))
+            found.append(Window(*row, offsets, example, place, *known_targets, asked + np.arange(len(question))))
         if span is not None and all(row.start == row.place for row in found):
             told["answers that no window contains whole, which count as no answer in the loss"].append(one.where)
         return found
@@ -258,9 +256,8 @@ def _content(file: Path) -> Iterator[tuple[int, Any]]:
     try:
         yield 1, json.loads(file.read_text("utf-8-sig"))
     except json.JSONDecodeError as error:
-        raise UserError(
-            f"{file}, line {error.lineno}: is not JSON ({error.msg}); give a file in SQuAD's format"
-        ) from None
+        where = f"{file}, line {error.lineno}"
+        raise UserError(f"{where}: is not JSON ({error.msg}); give a file in SQuAD's format") from None
 
 
 def _questions(file: Path, content: Any) -> Iterator[tuple[str, str, Mapping]]:

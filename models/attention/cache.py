@@ -12,6 +12,8 @@ from models.blocks import cpu
 from models.blocks.layer import LayerSizes
 from models.core.sharding import constrain
 
+KeysValues = tuple[Array, Array]  # a layer's, [batch, heads, places, head_dim] each
+
 
 class Cache(NamedTuple):
     """Keys and values of earlier tokens.
@@ -81,15 +83,9 @@ def seen(segments: Array, new: Array, filled: Array, bias: Array | None = None) 
     return Mask(segments, spread(ranks, segments), spread(thresholds, new), queries=new, bias=bias)
 
 
-def mix(
-    q: Array, k: Array, v: Array, mask: Mask, filled: Array, state: tuple[Array, Array]
-) -> tuple[Array, tuple[Array, Array]]:
+def mix(q: Array, k: Array, v: Array, mask: Mask, filled: Array, state: KeysValues) -> tuple[Array, KeysValues]:
     """Compute `plain.attention` without dropout for q, k, v [batch, n, heads, head_dim] of tokens that follow the
-    `filled` ones in a layer's cache.
-
-    state: the cached keys and values [batch, heads, places, head_dim].   mask: from `seen`.
-    -> (attended, like q; the state with k and v)
-    """
+    `filled` ones in a layer's cache -> (attended, like q; the state with k and v).   mask: from `seen`."""
     k, v = map(heads_first, (k, v))
     # Write before reading: only then does XLA update the cache in place instead of copying it for every token.
     write = _put_token if (k.shape[0], k.shape[2]) == (1, 1) else functools.partial(put, axis=2)

@@ -85,9 +85,8 @@ class DisentangledAttention(nn.Module):
         self.norm = Norm(sizes.norm_epsilon, self.program.compute)
 
     def _split(self, x: Array, weights: Weights) -> Array:
-        return kept(affine(x, weights(self.sizes.width), self.program.compute)).reshape(
-            *x.shape[:-1], self.sizes.heads, -1
-        )
+        y = kept(affine(x, weights(self.sizes.width), self.program.compute))
+        return y.reshape(*x.shape[:-1], self.sizes.heads, -1)
 
     def context(self, x: Array, table: Array, noise: Noise) -> Context:
         """Project x [batch, length, width] and the embeddings of buckets f32[2 * buckets, width], after dropout."""
@@ -148,10 +147,9 @@ def attend_row(q: Array, context: Context, mask: Mask, buckets: Buckets, *, drop
     """
     length, block = q.shape[1], min(BLOCK, q.shape[1])
     blocks = -(-length // block)
+    beyond = (0, 0), (0, blocks * block - length)
     # No token has segment -1, so none sees what is added to whole blocks.
-    whole = lambda x, fill=0: jnp.pad(
-        x, ((0, 0), (0, blocks * block - length), *[(0, 0)] * (x.ndim - 2)), constant_values=fill
-    )
+    whole = lambda x, fill=0: jnp.pad(x, (*beyond, *[(0, 0)] * (x.ndim - 2)), constant_values=fill)
     q, context = _scaled(q, context)
     # Each device's queries see all keys of their rows; if the mesh cuts rows, this gathers them.
     q, k, v = (constrain(whole(x), "batch", None, "heads", None) for x in (q, context.k, context.v))

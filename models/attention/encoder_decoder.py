@@ -44,9 +44,7 @@ class DecoderLayer(TransformerLayer):
         super().setup()
         self.cross_attention = MultiHeadAttention(self.sizes, self.program, self.pre_norm)
 
-    def __call__(
-        self, x: Array, shared: tuple[Mask, Array, Mask], noise: Noise, state: None = None, slots: None = None
-    ):
+    def __call__(self, x: Array, shared: tuple, noise: Noise, state: None = None, slots: None = None):
         mask, context, cross_mask = shared
         x = self.attention(x, mask, noise)
         x = self.cross_attention(x, cross_mask, site(noise, 5), context=context)
@@ -67,7 +65,7 @@ class CachedDecoderLayer(DecoderLayer):
     values, those of the second sequence).
     """
 
-    def __call__(self, x: Array, shared: tuple[Mask, Array, Mask], noise: None, state, slots: None = None):
+    def __call__(self, x: Array, shared: tuple, noise: None, state: tuple, slots: None = None):
         (mask, filled, cross_mask), (cached, context) = shared, state
         x, new = self.attention.extend(x, mask, filled, cached)
         return self.feed_forward(self.cross_attention.recall(x, cross_mask, context), noise, None), new
@@ -159,9 +157,7 @@ class EncoderDecoder(WithHeads):
         tokens = jnp.pad(inputs["tokens"][:, :-1], ((0, 0), (1, 0)), constant_values=self.start)
         return self.decode_targets({**inputs, "decoder_tokens": tokens, "decoder_segments": inputs["segments"]}, noise)
 
-    def _run(
-        self, layers: Stack, x: Array, shared: Any, axis: str | None, noise: Noise, kind: type = TransformerLayer
-    ) -> Array:
+    def _run(self, layers: Stack, x: Array, shared: Any, axis: str | None, noise: Noise, kind=TransformerLayer):
         rate = self.config.dropout
         x = dropout(x, rate, site(noise, 0)).astype(self.program.compute)
         x, _ = layers(constrain(x, "batch", axis, None), shared, site(noise, 1), kind)

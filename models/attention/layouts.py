@@ -132,8 +132,7 @@ def interleaved(*arrays: Array) -> Array:
 
 
 HEADS_APART = Layout(_each(_split), _joined, _turn(2))  # [batch, length, heads, head_dim]
-HEADS_BESIDE = Layout(
-    _each(lambda x, weights, _, dtype: affine(x, weights, dtype)), affine, _turn(None)
-)  # [batch, length, width]
+_beside = lambda x, weights, _, dtype: affine(x, weights, dtype)
+HEADS_BESIDE = Layout(_each(_beside), affine, _turn(None))  # [batch, length, width]
 HEADS_FIRST = Layout(_each(_to_heads), _from_heads, _turn(1))  # [batch, heads, length, head_dim]
 INTERLEAVED = Layout(_products, _of_products, _turn_products)  # products and biases, see `row_attention.Operands`

@@ -6,6 +6,7 @@ import dataclasses
 import flax.linen as nn
 from jax import Array
 
+from models.attention.cache import KeysValues
 from models.attention.mask import Mask
 from models.attention.multi_head import MultiHeadAttention
 from models.attention.patterns.blocks import Blocks
@@ -51,9 +52,7 @@ class CachedTransformerLayer(TransformerLayer):
     shared: (the mask, the number of filled places).   state: the layer's cached keys and values; see `cache.mix`.
     """
 
-    def __call__(
-        self, x: Array, shared: tuple[Mask, Array], noise: None, state: tuple[Array, Array], slots: None = None
-    ):
+    def __call__(self, x: Array, shared: tuple[Mask, Array], noise: None, state: KeysValues, slots: None = None):
         x, new = self.attention.extend(x, *shared, state)
         return self.feed_forward(x, noise, None), new
 

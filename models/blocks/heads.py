@@ -54,9 +54,9 @@ class WithHeads(nn.Module):
             raise ValueError(f"there is no head {name!r}: this model has {', '.join(read) or 'none'}")
         hidden = self.apply_head(read[name], hidden) if read[name] else hidden
         head = getattr(self, name)
-        return (
-            head(hidden, noise) if isinstance(head, TaskHead | Crf) else head(hidden, self.embeddings.tokens, **beside)
-        )
+        if isinstance(head, TaskHead | Crf):
+            return head(hidden, noise)
+        return head(hidden, self.embeddings.tokens, **beside)
 
     def token_logits(self, hidden: Array) -> Array:
         """Return the logits f32[rows * n, padded vocab] of the masked-token head for hidden [rows, n, width]."""

@@ -47,7 +47,7 @@ def dense_parameters(prefix: str, axes: tuple, hf: dict[str, str]) -> list[Param
 PRODUCTS = "query", "key", "value"
 # Last part of the path of a layer's norm or dense layer -> the axes of its scale or kernel
 _AXES = {
-    **dict.fromkeys(PRODUCTS, ("width", "heads")),
+    **dict.fromkeys((*PRODUCTS, "position"), ("width", "heads")),
     "output": ("heads", "width"),
     **dict.fromkeys(("up", "gate"), ("width", "feed_forward")),
     "down": ("feed_forward", "width"),

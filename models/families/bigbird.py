@@ -19,21 +19,10 @@ from jax import Array
 
 from models.attention.encoder import EncoderConfig, encoder_family
 from models.attention.patterns.pattern import DENSE, Pattern
+from models.blocks import heads
 from models.blocks.activations import ACTIVATIONS
 from models.blocks.dense import Dense
-from models.blocks.heads import (
-    CHOICE,
-    CLASSIFIER,
-    PAIR,
-    POOLER,
-    SPANS,
-    TAGGER,
-    TOKENS,
-    TaskHead,
-    bert_heads,
-    pair_head,
-    task_head,
-)
+from models.blocks.heads import CLASSIFIER, POOLER, SPANS, TaskHead, bert_heads, pair_head, task_head
 from models.blocks.norm import Norm
 from models.blocks.tables import dense_parameters, norm_parameters
 from models.core.family import Converter, Head
@@ -131,12 +120,12 @@ FAMILY = encoder_family(
     ),
     # All classes but one include the pooler.
     architectures={
-        "BigBirdForMaskedLM": (TOKENS, POOLER),
-        "BigBirdForPreTraining": (TOKENS, POOLER, PAIR),
+        "BigBirdForMaskedLM": (heads.TOKENS, POOLER),
+        "BigBirdForPreTraining": (heads.TOKENS, POOLER, heads.PAIR),
         "BigBirdForSequenceClassification": (POOLER, CLASSIFIER),
-        "BigBirdForTokenClassification": (POOLER, TAGGER),
+        "BigBirdForTokenClassification": (POOLER, heads.TAGGER),
         "BigBirdForQuestionAnswering": (SPANS,),
-        "BigBirdForMultipleChoice": (POOLER, CHOICE),
+        "BigBirdForMultipleChoice": (POOLER, heads.CHOICE),
     },
     model_type="big_bird",
     names="bert",

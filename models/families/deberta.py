@@ -253,9 +253,7 @@ _LEGACY = (
     "transformers' legacy head has other names; make the model with DebertaV2Config(legacy=False), or start the head "
     "anew with --init-heads-anew"
 )
-_NO_POSITIONS = (
-    "transformers saves none; set enhanced_decoder to false in its config.json and give --model.no-enhanced-decoder"
-)
+_NO_POSITIONS = "transformers has none; put enhanced_decoder=false into config.json, give --model.no-enhanced-decoder"
 
 
 def _otherwise(config: DebertaConfig, heads: Collection[str]) -> list[str]:
@@ -268,6 +266,7 @@ def seen(config: DebertaConfig, shape: Shape) -> float:
     return 4 / (5 + min(BLOCK / shape.length, 1.0))
 
 
+_WITHOUT_DECODER = _parameters(DebertaConfig(enhanced_decoder=False))
 TOKEN_HEAD = token_head("lm_predictions.lm_head", "dense", "LayerNorm")
 _POOLED = {"dense": "pooler.dense", "between": "gelu", "summary": True}
 _HEADS = (
@@ -320,11 +319,7 @@ FAMILY = declare(
     architectures={"DebertaV2Model": (), **usual_classes("DebertaV2", _HEADS)},
     fields=_DECODER,
     otherwise=_otherwise,
-    continues={
-        "deberta-v3": {
-            row.path: f"discriminator/{row.path}" for row in _parameters(DebertaConfig(enhanced_decoder=False))
-        }
-    },
+    continues={"deberta-v3": {row.path: f"discriminator/{row.path}" for row in _WITHOUT_DECODER}},
 )
 V3 = declare(
     _USUAL,
@@ -338,9 +333,7 @@ V3 = declare(
         },
     },
     config=DebertaV3Config,
-    sizes={
-        name: DebertaV3Config(**sizes, generator_depth=sizes.get("depth", 12) // 2) for name, sizes in _SIZES.items()
-    },
+    sizes={size: DebertaV3Config(**of, generator_depth=of.get("depth", 12) // 2) for size, of in _SIZES.items()},
     trunk=DebertaV3,
     table=_v3_parameters,
     differences={"discriminator/embeddings/tokens": "generator/embeddings/tokens"},

@@ -182,9 +182,7 @@ def parameters(config: MobileBertConfig) -> list[Parameter]:
 
 
 _reads = lambda f: NARROW if f["use_bottleneck_attention"] else SHARED if f["key_query_shared_bottleneck"] else HIDDEN
-_head = lambda c, program: WideTokenHead(
-    c.width, c.vocab_size, c.activation, c.norm_epsilon, c.init_std, program.compute
-)
+_head = lambda c, p: WideTokenHead(c.width, c.vocab_size, c.activation, c.norm_epsilon, c.init_std, p.compute)
 _OURS = {theirs: name for name, theirs in NORMS.items()}
 _UNREAD = ["queries and keys do not load, as they read another width"]
 _MORE = Parameter(f"{TOKENS}/more_tokens", ("vocab", None), {"model": Slot("cls.predictions.dense.weight", "T")})

@@ -12,7 +12,7 @@ distribution that is not cut off at two standard deviations, as it is there.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -22,22 +22,13 @@ from models.attention.decoder import Decoder
 from models.attention.local_global import PERIOD, attentions, seen, seen_by_pattern, through, views
 from models.attention.mask import Mask
 from models.attention.patterns.pattern import DENSE, Pattern
+from models.blocks import heads
 from models.blocks.activations import ACTIVATIONS
 from models.blocks.config import TrunkConfig
 from models.blocks.crf import crf_head
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings, padded_vocab, padding_bias
-from models.blocks.heads import (
-    CHOICE,
-    CLASSIFIER,
-    SPANS,
-    TAGGER,
-    TOKENS,
-    WithHeads,
-    task_head,
-    tied_logits,
-    usual_classes,
-)
+from models.blocks.heads import TOKENS, WithHeads, task_head, tied_logits, usual_classes
 from models.blocks.norm import Norm
 from models.blocks.tables import HF_SIZES, PRODUCTS, dense_parameters, norm_parameters, stacked_parameters
 from models.core.family import Converter, Family, Head, Input, Inputs, declare, read_by
@@ -78,9 +69,8 @@ class ModernBertConfig(TrunkConfig):
         super().__post_init__()
         if self.depth % PERIOD != 1:
             low = max(1, (self.depth - 1) // PERIOD * PERIOD + 1)
-            raise ValueError(
-                f"model.depth={self.depth}: must be one more than a multiple of {PERIOD}; use {low} or {low + PERIOD}"
-            )
+            cure = f"must be one more than a multiple of {PERIOD}; use {low} or {low + PERIOD}"
+            raise ValueError(f"model.depth={self.depth}: {cure}")
         if self.width // self.heads % 2:
             raise ValueError(f"model.heads={self.heads}: a head's {self.width // self.heads} numbers must be even")
         near = self.pattern
@@ -234,7 +224,6 @@ def parameters(config: ModernBertConfig) -> list[Parameter]:
 
 
 def _kinds(config: ModernBertConfig) -> list[str]:
-    """Return `layer_types` of config.json."""
     local = FULL if config.pattern.name == DENSE else SLIDING
     return [local if layer % PERIOD else FULL for layer in range(config.depth)]
 
@@ -284,12 +273,7 @@ def _fields(unseen: int) -> dict[str, str | Converter]:
     }
 
 
-def _otherwise(config: ModernBertConfig, heads: Collection[str]) -> list[str]:
-    """Return how transformers' classes differ from the model as trained."""
-    same = config.dropout == config.attention_dropout
-    return [] if same else ["dropout of the attention's output is that of its probabilities"]
-
-
+_OTHER_DROPOUT = ["dropout of the attention's output is that of its probabilities"]
 ASSUMED = {"global_attn_every_n_layers": PERIOD, "classifier_activation": "gelu", "decoder_bias": True}
 ASSUMED |= dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
 
@@ -333,7 +317,7 @@ def _family(config: type, model_type: str, unseen: int, **others: Any) -> Family
         prefix="model.",
         pair=None,
         prepare="--tokenizer bpe",
-        otherwise=_otherwise,
+        otherwise=lambda c, _: _OTHER_DROPOUT * (c.dropout != c.attention_dropout),
         assumed=ASSUMED,
         **others,
     )
@@ -344,12 +328,12 @@ _TRANSFORM = Head(TRANSFORM, Transform, _transform_parameters(TRANSFORM, "head")
 _HEADS = (
     _TRANSFORM,
     Head(TOKENS, lambda c, program: Logits(c.vocab_size), (_BIAS,), reads=TRANSFORM),
-    *(task_head(name, "classifier", reads=TRANSFORM) for name in (CLASSIFIER, TAGGER)),
+    *(task_head(name, "classifier", reads=TRANSFORM) for name in (heads.CLASSIFIER, heads.TAGGER)),
     crf_head(),
-    task_head(SPANS, "classifier", features=2, reads=TRANSFORM),
-    task_head(CHOICE, "classifier", features=1, reads=TRANSFORM),
+    task_head(heads.SPANS, "classifier", features=2, reads=TRANSFORM),
+    task_head(heads.CHOICE, "classifier", features=1, reads=TRANSFORM),
 )
-_DECODER_HEADS = _TRANSFORM, task_head(CLASSIFIER, "classifier", reads=TRANSFORM, biased=False)
+_DECODER_HEADS = _TRANSFORM, task_head(heads.CLASSIFIER, "classifier", reads=TRANSFORM, biased=False)
 FAMILY = _family(
     ModernBertConfig,
     "modernbert",

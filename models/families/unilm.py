@@ -99,10 +99,8 @@ class UniLM(Encoder):
         x = self.embeddings(inputs).astype(self.program.compute)
         x = jnp.where(caches.has_room(cache, new.shape[1]), x, jnp.nan)
         layer = CachedTransformerLayer(layer_sizes(self.config), self.program, parent=None)
-        states = cache.keys, cache.values
-        x, (keys, values) = stack(
-            self, [layer], self.config.depth, x, (mask, filled), None, self.program, states=states
-        )
+        depth, states = self.config.depth, (cache.keys, cache.values)
+        x, (keys, values) = stack(self, [layer], depth, x, (mask, filled), None, self.program, states=states)
         return x, cache._replace(keys=keys, values=values, segments=segments, filled=filled + new.shape[1] - 1)
 
 

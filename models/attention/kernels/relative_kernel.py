@@ -414,9 +414,8 @@ def _obstacles(attention: Attention) -> list[str]:
         obstacles.append(f"memory={memory}: choose a multiple of {LANES}")
     distances = memory + length + reach(length, attention.chosen)
     if distances > LONGEST:
-        obstacles.append(
-            f"length={length} with memory={memory} has {distances} distances, more than {LONGEST}: lower them"
-        )
+        row = f"length={length} with memory={memory}"
+        obstacles.append(f"{row} has {distances} distances, more than {LONGEST}: lower them")
     if width % LANES or LANES % (width // heads):
         obstacles.append(f"{of_heads(attention)} do not fill blocks of {LANES}")
     elif width // shared % LANES:

@@ -64,9 +64,8 @@ def splash(
             rules.spec(("batch", "length"), mask.query_segments.shape),
             rules.spec(("batch", None), mask.segments.shape),
         )
-        attend = jax.shard_map(
-            attend, mesh=rules.mesh, in_specs=(local, whole, whole, *ids), out_specs=local, check_vma=False
-        )
+        specs = local, whole, whole, *ids
+        attend = jax.shard_map(attend, mesh=rules.mesh, in_specs=specs, out_specs=local, check_vma=False)
     mixed = attend(q, k, v, mask.query_segments, mask.segments)
     if mask.blind:
         seen = (mask.query_segments[:, :, None] == mask.segments[:, None, :]).any(-1)
