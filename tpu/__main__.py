@@ -9,16 +9,16 @@ from typing import Any
 from data_pipelines.command_line import dispatch, end_with, parse
 from data_pipelines.errors import UserError
 from tpu import control
-from tpu.accelerators import parse_accelerator
 from tpu.generations import GENERATIONS
 from tpu.launch import Launch, launch, run_arguments
 from tpu.local import Local, local
+from tpu.topologies import parse_accelerator
 
 USAGE = """python -m tpu COMMAND ...
 
   plan RECIPE --topology v5e:4x4 [--mesh data=4,fsdp=4] [--batch-size N] [--sequence-length L] [fields of the recipe]
                             compile the train step for a TPU slice, without one: memory, collectives, estimated speed
-  plan --all                plan every recipe on a slice of each TPU generation; write a table and a picture
+  plan --all                plan every recipe on a slice of each TPU generation; write a table
   local [--processes N] [--devices M] -- COMMAND ...
                             run a command as a cluster of N processes on this machine
   launch RECIPE --name N --type v5litepod-16 --zone Z --bucket gs://B [--spot] [options of pretrain run]

@@ -29,6 +29,7 @@ from tpu.local import HEARTBEAT_SECONDS
 
 JOIN_SECONDS = 300
 WAITING_SECONDS = 10  # before a message says that this process waits for others
+TOGETHER = "start the same command on every host, and let the hosts reach process 0's port"
 FAREWELL_SECONDS = 5  # for other processes to read why this one ends, before the end of process 0 cuts them off
 # JAX tries as often before it decides that a machine is alone.
 METADATA_TRIES, METADATA_PAUSE = 6, 0.5
@@ -43,10 +44,8 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
     settings = {"coordinator": coordinator, "processes": processes, "process": process}
     missing = [f"--{name}" for name, value in settings.items() if value is None]
     if missing and len(missing) < 3:
-        raise UserError(
-            f"several processes need --coordinator HOST:PORT, --processes N and --process I: "
-            f"{' and '.join(missing)} missing"
-        )
+        needed = "--coordinator HOST:PORT, --processes N and --process I"
+        raise UserError(f"several processes need {needed}: {' and '.join(missing)} missing")
     if missing:
         found = explicit(os.environ)
         if found is None and not detected(os.environ, cloud_tpu_workers):
@@ -57,7 +56,8 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
     chatter.sort_out()
     # JAX's handler would replace that of `pretrain.training.signals`, and misses a SIGTERM before the first step.
     jax.config.update("jax_enable_preemption_service", False)
-    waiting = threading.Timer(WAITING_SECONDS, _say_that_it_waits)
+    said = f"waiting up to {JOIN_SECONDS} seconds for the other processes of this run: {TOGETHER}"
+    waiting = threading.Timer(WAITING_SECONDS, _say, [said])
     waiting.start()
     try:
         jax.distributed.initialize(
@@ -70,22 +70,10 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
     except (ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         kind = UserError if isinstance(error, ValueError) else PassingError
-        raise kind(
-            f"the processes did not find each other ({reason}): start the same command on every host, "
-            "and let the hosts reach process 0's port"
-        ) from None
+        raise kind(f"the processes did not find each other ({reason}): {TOGETHER}") from None
     finally:
         waiting.cancel()
     _joined.set()
-
-
-def _say_that_it_waits() -> None:
-    print(
-        f"waiting up to {JOIN_SECONDS} seconds for the other processes of this run: start the same command on every "
-        "host, and let the hosts reach process 0's port",
-        file=sys.stderr,
-        flush=True,
-    )
 
 
 def explicit(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
@@ -126,8 +114,8 @@ def cloud_tpu_workers() -> int:
         if isinstance(getattr(error, "reason", None), socket.gaierror) and error.reason.errno == socket.EAI_NONAME:
             return 1  # not in Google Cloud
         raise PassingError(
-            f"the metadata server does not say how many hosts this TPU slice has ({error}); start the same command "
-            "again, or give --coordinator, --processes and --process, or, on a single host, set TPU_SKIP_MDS_QUERY=1"
+            f"the metadata server does not say how many hosts this TPU slice has ({error}); start again, or give "
+            "--coordinator, --processes and --process, or, on a single host, set TPU_SKIP_MDS_QUERY=1"
         ) from None
     slices = re.search(r"MEGASCALE_NUM_SLICES: *'?(\d+)", settings)
     return len(endpoints.split(",")) * int(slices[1] if slices else 1)

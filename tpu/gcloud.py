@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from data_pipelines.errors import UserError
-from tpu.accelerators import parse_accelerator
+from tpu.topologies import parse_accelerator
 
 LIMIT = 900  # seconds that a command may take
 BYTES = "surrogateescape"  # bytes that are not UTF-8 keep their value and length

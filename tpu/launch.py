@@ -18,9 +18,9 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from data_pipelines import corpus as corpora
 from data_pipelines.errors import UserError
-from tpu.accelerators import parse_accelerator
 from tpu.commit import commit, pack
 from tpu.gcloud import Gcloud, Rehearsal, Slice
+from tpu.topologies import parse_accelerator
 from tpu.watch import news, outcome, read_reports, remove, watch
 
 ROOT = Path(__file__).parent.parent

@@ -1,11 +1,10 @@
-"""Show plans as tables on the screen, as Markdown and as a picture."""
+"""Show plans as tables on the screen and as Markdown."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import matplotlib
 from rich.console import Console
 from rich.table import Table
 
@@ -214,11 +213,10 @@ def make(folder: Path) -> None:
 
 
 def write(rows: Sequence[tuple[str, Plan | str]], folder: Path) -> None:
-    """Write plans.md and plans.png into a folder from `make`; raises UserError if that fails."""
+    """Write plans.md into a folder from `make`; raises UserError if that fails."""
     with _writing(folder):
         (folder / PARTIAL).write_text(markdown(rows))
         (folder / PARTIAL).replace(folder / "plans.md")
-        _picture([(recipe, planned) for recipe, planned in rows if isinstance(planned, Plan)], folder / "plans.png")
 
 
 @contextmanager
@@ -228,35 +226,3 @@ def _writing(folder: Path) -> Iterator[None]:
     except OSError as error:
         why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
         raise UserError(f"--out {folder}: cannot write there ({why}); choose another folder") from None
-
-
-def _picture(rows: list[tuple[str, Plan]], out: Path) -> None:
-    """Draw HBM and MFU: a bar for each recipe's phase, a colour for each slice."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    phases = list(dict.fromkeys((recipe, p.work.rows, p.work.length) for recipe, p in rows))
-    slices = list(dict.fromkeys(str(p.topology) for _, p in rows))
-    panels = {
-        "share of the device's HBM": lambda p: p.needed / p.capacity,
-        "estimated MFU": lambda p: p.mfu or 0.0,
-    }
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(13, 1.5 + 0.35 * len(phases)), sharey=True)
-    thick = 0.8 / max(len(slices), 1)
-    for axis, (name, value) in zip(axes, panels.items(), strict=True):
-        for recipe, p in rows:
-            index, row = slices.index(str(p.topology)), phases.index((recipe, p.work.rows, p.work.length))
-            axis.barh(row + thick * (index - (len(slices) - 1) / 2), min(value(p), 1.2), thick, color=f"C{index}")
-        axis.set_title(name, fontsize="medium")
-        axis.set_xlim(0, 1.2 if name.endswith("HBM") else 1)
-        axis.grid(axis="x", alpha=0.3)
-    axes[0].axvline(1, color="black", linewidth=1)
-    axes[0].set_yticks(range(len(phases)), [f"{recipe} {n} x {length}" for recipe, n, length in phases])
-    axes[0].invert_yaxis()
-    marks = [pyplot.Rectangle((0, 0), 1, 1, color=f"C{index}") for index in range(len(slices))]
-    axes[1].legend(marks, slices, fontsize="small")
-    figure.tight_layout()
-    partial = out.with_name("plans.partial.png")
-    figure.savefig(partial, dpi=110)
-    pyplot.close(figure)
-    partial.replace(out)

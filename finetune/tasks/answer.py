@@ -145,10 +145,8 @@ class Answer(FinetuningTask):
         if room < 2:
             raise UserError(f"--length {length}: leaves no room for the passage of {one.where}; raise it")
         if self.stride > room:
-            raise UserError(
-                f"--stride {self.stride}: skips tokens of the passage of {one.where}, of which a row of {length} "
-                f"holds {room}; lower it"
-            )
+            skips = f"skips tokens of the passage of {one.where}, of which a row of {length} holds {room}"
+            raise UserError(f"--stride {self.stride}: {skips}; lower it")
         if not len(passage.tokens):
             raise UserError(f"{one.where}: its context has no tokens; correct it")
         return windows(len(passage.tokens), room, self.stride or room // 2)

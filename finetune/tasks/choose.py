@@ -69,10 +69,8 @@ class Choose(FinetuningTask):
         choices = [record.fields[name] for name in self.choices]
         choices = choices[0] if len(self.choices) == 1 and isinstance(choices[0], list) else choices
         if len(choices) < FEWEST:
-            raise UserError(
-                f"{record.where}: has {len(choices)} choice; give {FEWEST} or more, in the columns of --choices or "
-                "as one list"
-            )
+            cure = f"give {FEWEST} or more, in the columns of --choices or as one list"
+            raise UserError(f"{record.where}: has {len(choices)} choice; {cure}")
         texts = tuple((asked, " ".join([*before, as_text(record, self.choices[0], choice)])) for choice in choices)
         return Choices(record.where, texts, self._right(record, len(choices)))
 

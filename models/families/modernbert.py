@@ -75,10 +75,8 @@ class ModernBertConfig(TrunkConfig):
             raise ValueError(f"model.heads={self.heads}: a head's {self.width // self.heads} numbers must be even")
         near = self.pattern
         if near.name not in (DENSE, "longformer") or len(near.windows) > 1 or near.dilations != (1,):
-            raise ValueError(
-                f"model.pattern.name={near.name!r}: local layers have one window without dilation; use longformer with "
-                "one of windows, or dense"
-            )
+            cure = "local layers have one window without dilation; use longformer with one of windows, or dense"
+            raise ValueError(f"model.pattern.name={near.name!r}: {cure}")
 
     @property
     def output_std(self) -> float:

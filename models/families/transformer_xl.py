@@ -61,10 +61,8 @@ class TransformerXLConfig(RememberingConfig):
         if list(self.cutoffs) != sorted(set(self.cutoffs)) or not all(map(COUNT.holds, self.cutoffs)):
             raise ValueError(f"model.cutoffs={self.cutoffs}: must ascend, each {COUNT.words}")
         if self.width < self.divisor ** len(self.clusters):
-            raise ValueError(
-                f"model.divisor={self.divisor}: too large, the last cluster would have width 0; lower it, or raise "
-                f"model.width={self.width}"
-            )
+            cure = f"the last cluster would have width 0; lower it, or raise model.width={self.width}"
+            raise ValueError(f"model.divisor={self.divisor}: {cure}")
 
     @property
     def clusters(self) -> tuple[int, ...]:

@@ -102,10 +102,8 @@ def blocks_of(pattern: Pattern, depth: int, heads: int, length: int, causal: boo
         return None
     parts, _ = parts_of(("length", "heads"), (length, heads))
     if parts > 1 and length % (parts * pattern.block):
-        raise ValueError(
-            f"--mesh sequence={parts} cuts rows of {length} tokens into parts that are no multiple of "
-            f"model.pattern.block={pattern.block}: choose a length that {parts * pattern.block} divides"
-        )
+        wrong = f"cuts rows of {length} tokens into parts that are no multiple of model.pattern.block={pattern.block}"
+        raise ValueError(f"--mesh sequence={parts} {wrong}: choose a length that {parts * pattern.block} divides")
     return jax.tree.map(jnp.asarray, on_host(pattern, depth, heads, length, causal))
 
 
