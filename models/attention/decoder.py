@@ -127,7 +127,6 @@ class Decoder(WithHeads):
         return tied_logits(hidden.reshape(-1, hidden.shape[-1]), table, bias, len(table))
 
     def __call__(self, inputs: Inputs):
-        """Run every part once, for initialisation."""
         hidden = self.decode(inputs)
         return self.token_logits(hidden), self.apply_heads(hidden)
 

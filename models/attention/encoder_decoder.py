@@ -130,7 +130,6 @@ class EncoderDecoder(WithHeads):
         return token_rows(constrain(self.tokens, "vocab", None), tokens)
 
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
-        """See `Decoder.softmax`."""
         raise NotImplementedError
 
     def encode(self, inputs: Inputs, noise: Noise = None) -> Array:
@@ -189,12 +188,10 @@ class EncoderDecoder(WithHeads):
         return x, Cache(keys, values, segments, filled + new.shape[1], context)
 
     def token_logits(self, hidden: Array) -> Array:
-        """See `Decoder.token_logits`."""
         hidden, table, bias = self.softmax(hidden)
         return tied_logits(hidden.reshape(-1, hidden.shape[-1]), table, bias, len(table))
 
     def __call__(self, inputs: Inputs):
-        """Run every part once, for initialisation."""
         hidden = self.decode_targets(inputs) if "decoder_tokens" in inputs else self.decode_again(inputs)
         return self.token_logits(hidden), self.apply_heads(hidden)
 

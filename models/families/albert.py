@@ -60,7 +60,6 @@ LAYER = {
 
 
 def parameters(config: AlbertConfig) -> list[Parameter]:
-    """Return the parameter table of ALBERT's trunk."""
     names = {"model": "albert.encoder.embedding_hidden_mapping_in"}
     layers = {"model": "albert.encoder.albert_layer_groups.{layer}.albert_layers.0"}
     return [

@@ -56,7 +56,6 @@ def dense_up_to(pattern: Pattern) -> int:
 
 
 def _otherwise(config: BigBirdConfig, heads: Collection[str]) -> list[str]:
-    """Return how transformers' BigBird differs from the model as trained."""
     pattern, differences = config.pattern, []
     if pattern.name == DENSE:
         return differences
@@ -81,7 +80,6 @@ class SpanHead(TaskHead):
 
     @nn.compact
     def __call__(self, hidden: Array, noise: Noise = None) -> Array:
-        """See `TaskHead`."""
         dense = lambda width, name: Dense(width, self.init_std, self.dtype, name=name)
         dropped = dropout(hidden, self.first_dropout, site(noise, 0))
         inner = ACTIVATIONS[self.between](dense(self.feed_forward, "up")(dropped))

@@ -95,7 +95,6 @@ LAYER = {
 
 
 def parameters(config: CTRLConfig) -> list[Parameter]:
-    """Return CTRL's parameter table."""
     return [
         Parameter("embeddings/tokens", ("vocab", "embedding"), {"model": Slot("transformer.w.weight")}),
         *stacked_parameters("layers", LAYER, {"model": "transformer.h.{layer}"}),

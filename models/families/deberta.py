@@ -200,7 +200,6 @@ class DebertaV3(nn.Module):
         return self.detector(hidden)
 
     def __call__(self, inputs: Inputs):
-        """Run both parts once, for initialisation."""
         return self.generate(inputs, inputs["tokens"][:, :1]), self.token_scores(self.encode(inputs))
 
 

@@ -160,7 +160,6 @@ class Electra(nn.Module):
         return self.discriminator(hidden)
 
     def __call__(self, inputs: Inputs):
-        """Run both parts once, for initialisation."""
         logits = self.generate(inputs, inputs["tokens"][:, :1])
         return logits, self.token_scores(self.encode(inputs))
 

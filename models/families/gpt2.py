@@ -26,7 +26,6 @@ class GPT2Config(DecoderConfig):
 
 
 def parameters(config: GPT2Config) -> list[Parameter]:
-    """Return GPT-2's parameter table."""
     norm = norm_parameters("norm", ("width",), {"model": "transformer.ln_f"})
     return [*gpt_parameters("transformer.wte", "transformer.wpe"), *norm]
 

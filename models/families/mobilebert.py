@@ -83,7 +83,6 @@ class TrigramEmbeddings(Embeddings):
 
     @nn.compact
     def __call__(self, inputs: Inputs) -> Array:
-        """See `Embeddings`."""
         x, segments = token_rows(constrain(self.tokens, "vocab", None), inputs["tokens"]), inputs["segments"]
         read = (segments[:, 1:] == segments[:, :-1]) | (segments[:, 1:] == 0)
         after, before = (jnp.where(read[..., None], of, 0) for of in (x[:, 1:], x[:, :-1]))
@@ -143,13 +142,11 @@ class WideTokenHead(of_blocks.TokenHead):
 
     @nn.compact
     def __call__(self, hidden: Array, table: Array) -> Array:
-        """See `TokenHead`."""
         more = token_table(self, self.vocab_size, self.width - table.shape[1], self.init_std, "more_tokens")
         return super().__call__(hidden, jnp.concatenate([table, more], axis=1))
 
 
 def parameters(config: MobileBertConfig) -> list[Parameter]:
-    """Return the parameter table of the trunk."""
     keys, values = READS[config.reads]
     layer = [  # parameter, its name in Hugging Face's layer, axes of its kernel or scale
         ("narrow", "bottleneck.input.dense", "width", "bottleneck"),

@@ -135,7 +135,6 @@ class ModernBert(WithHeads):
 
     @nn.compact
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
-        """See `Encoder.encode`."""
         x = self.embeddings(inputs).astype(self.program.compute)
         by_kind = views(self.config, Mask(inputs["segments"]))
         x, _ = through(self, self.config, x, by_kind, noise, self.program, slots)
@@ -152,19 +151,16 @@ class ModernBertDecoder(Decoder):
         self.lm_head, self.predictions = Transform(c, self.program), Logits(c.vocab_size)
 
     def decode(self, inputs: Inputs, noise: Noise = None) -> Array:
-        """See `Decoder.decode`."""
         x = self.embed(inputs).astype(self.program.compute)
         return self.transform(x, Mask(inputs["segments"], causal=True), noise)[0]
 
     @nn.compact
     def transform(self, x: Array, mask, noise: Noise, cached: tuple[Array, Array] | None = None):
-        """See `Decoder.transform`."""
         by_kind = views(self.config, *((mask,) if cached is None else mask))
         x, new = through(self, self.config, x, by_kind, noise, self.program, None, cached)
         return constrain(self.norm(x), "batch", None if cached else "length", None), new
 
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
-        """See `Decoder.softmax`."""
         bias = self.predictions.bias + padding_bias(self.config.vocab_size)
         return self.lm_head(hidden), self.embeddings.tokens, bias
 
@@ -204,7 +200,6 @@ _BIAS = Parameter(f"{TOKENS}/bias", ("vocab",), {"model": Slot("decoder.bias")})
 
 
 def parameters(config: ModernBertConfig) -> list[Parameter]:
-    """Return the parameter table of the trunk."""
     turns = config.depth // PERIOD
     numbers = [{PERIOD * turn + place + 1: turn for turn in range(turns)} for place in range(PERIOD)]
     return [

@@ -96,7 +96,6 @@ class T5(EncoderDecoder):
 
 
 def parameters(config: T5Config) -> list[Parameter]:
-    """Return T5's parameter table."""
     matrix = lambda path, axes, name: Parameter(path, axes, {"model": Slot(f"{name}.weight")})
     rows = [matrix("tokens", ("vocab", "embedding"), "shared")]
     rows += [matrix("lm_head", ("vocab", "embedding"), "lm_head")] * (not config.tied)

@@ -209,7 +209,6 @@ class TransformerXL(nn.Module):
         return tuple(cluster.softmax(hidden.reshape(-1, hidden.shape[-1])) for cluster in self.cluster[1:])
 
     def __call__(self, inputs: Inputs):
-        """Run every part once, for initialisation."""
         hidden, _ = self.read(inputs, self.empty_memory(len(inputs["tokens"])))
         return self.token_logits(hidden)
 
@@ -222,7 +221,6 @@ def cluster_shapes(config: TransformerXLConfig) -> list[tuple[int, int]]:
 
 
 def parameters(config: TransformerXLConfig) -> list[Parameter]:
-    """Return Transformer-XL's parameter table."""
     layer = lambda path, *axes: Parameter(f"layers/{path}", (LAYERS, *axes), {})
     biases = ("content_bias", "position_bias")
     rows = "cluster" if config.clusters else "vocab"
