@@ -51,9 +51,7 @@ def cloze_rows(
     sources: Sequence[np.ndarray], targets: Sequence[np.ndarray], is_known: np.ndarray, special: dict[str, int]
 ) -> Rows:
     """Return rows [CLS] source [SEP] target, where a target ends with its end token, or is left out if not known.
-
-    Columns: `inputs`, the number of tokens before the target, and `mask`, the token.
-    """
+    Columns: `inputs`, the number of tokens before the target, and `mask`, the token."""
     cls, sep, mask_token = cloze_tokens(special, "--from")
     sources = [np.concatenate([[cls], source, [sep]]) for source in sources]
     sizes = np.array([len(source) for source in sources])

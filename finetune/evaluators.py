@@ -56,9 +56,7 @@ def figures_of(
     tell: Callable[[int], Any] = lambda done: None,
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Return the loss and metrics (empty for examples without labels) and the answers.
-
-    tell: called with the number of further rows done.
-    """
+    tell: called with the number of further rows done."""
     predictions = predictor(params, frozen, data.rows, tell)
     generated = task.generated(predictor.model, merged(merge(params, frozen)), predictor.mesh, data.rows, data.made)
     answers = task.answers(data.examples, data.rows, {**predictions.outputs, **generated}, data.labels)

@@ -44,9 +44,7 @@ def sentences(file: Path, options: Options, columns: tuple[str, str], is_labelle
     """Return the sentences of a file: .jsonl or .parquet with columns of words and of tags, or else one word a line
     with blank lines between sentences. There the first column is the word and the last its tag unless options say
     otherwise. For CoNLL-U, words are the syntactic words, each of which has a tag.
-
-    is_labelled: if false, whole sentences may lack tags.   UserError with file and line if malformed.
-    """
+    is_labelled: if false, whole sentences may lack tags.   UserError with file and line if malformed."""
     if FORMS.get(file.suffix) in ("json", "parquet"):
         found = _of_records(file, columns, is_labelled)
     else:

@@ -62,9 +62,7 @@ class FinetuningTask(Objective):
     @abc.abstractmethod
     def read(self, file: Path, is_labelled: bool = True) -> Examples:
         """Return the examples of a file, in file order. UserError with file and line if malformed.
-
-        is_labelled: if false, labels may be missing; the `label` of such an example is None.
-        """
+        is_labelled: if false, labels may be missing; the `label` of such an example is None."""
 
     def fitted(self, examples: Examples) -> Self:
         """Return this task with array sizes that fit all these examples."""
@@ -98,9 +96,7 @@ class FinetuningTask(Objective):
     @abc.abstractmethod
     def answers(self, examples: Examples, rows: Rows, outputs: Outputs, labels: Sequence[str]) -> list[dict[str, Any]]:
         """Return the answer to each example as a JSON object.
-
-        outputs: name -> an array for each row, see `predict.Predictions`.
-        """
+        outputs: name -> an array for each row, see `predict.Predictions`."""
 
     @abc.abstractmethod
     def figures(self, examples: Examples, answers: Answers, labels: Sequence[str]) -> dict[str, float]:

@@ -82,9 +82,7 @@ def fitting(length: int, config: Any) -> int:
 
 def ending(made: Made) -> Made:
     """Return the tokenizer set to append the delimiter to each text; adds the token <|endoftext|> if it has none.
-
-    Exported tokenizer files keep this, so that they encode texts as in finetuning.
-    """
+    Exported tokenizer files keep this, so that they encode texts as in finetuning."""
     made = made if {"sep", "eod"} & made.special.keys() else with_end(made)
     end = made.tokenizer.id_to_token(delimiter_token(made.special))
     surround(made.tokenizer, f"$A {end}", f"$A {end} $B {end}")

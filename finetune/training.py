@@ -94,10 +94,7 @@ class Programs:
 
 
 def finetune(
-    tasks: Mapping[str, Files],
-    options: Training,
-    stop: StopRequest | None = None,
-    programs: Programs | None = None,
+    tasks: Mapping[str, Files], options: Training, stop: StopRequest | None = None, programs: Programs | None = None
 ) -> int:
     """Finetune on tasks by name (a single task has the name ''), or resume, and return the exit status.
 
@@ -170,9 +167,7 @@ def prepared(
     tasks: Mapping[str, Files], options: Training, folder: Path, programs: Programs
 ) -> tuple[Recipe, dict[str, TaskData], Callable, Options]:
     """Return the recipe, the data by task, a function that makes evaluators, and the options of pretraining's loop.
-
-    folder: where to write the tokenizer's files.
-    """
+    folder: where to write the tokenizer's files."""
     inputs = programs.inputs = programs.inputs or _inputs(tasks, options)
     model, read, options = inputs.model, inputs.read, dataclasses.replace(options, length=inputs.length)
     recipe = dataclasses.replace(recipe_of(read, model, options), teachers=inputs.teachers)

@@ -67,9 +67,7 @@ def rows_of_trees(opened: Opened, given: Sequence[Tree], length: int) -> list[Ro
 def between_words(shares: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Convert attention between tokens f32[..., length, length] to attention between words [..., words, words]: the sum
     over pieces attended to, the mean over attending pieces (section 4.1). Also return the word indices i64[words].
-
-    owners: i32[length], the word of each token.
-    """
+    owners: i32[length], the word of each token."""
     words = np.unique(owners[owners != NONE])
     is_of = (owners[:, None] == words).astype(np.float32)
     return (is_of / is_of.sum(0)).T @ shares @ is_of, words

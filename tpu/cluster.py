@@ -38,9 +38,7 @@ GOOGLE = "0x1ae0"  # PCI vendor id
 
 def join(coordinator: str | None, processes: int | None, process: int | None) -> None:
     """Join the cluster that the arguments or the environment describe, if any.
-
-    Call this before JAX opens a backend.   coordinator: HOST:PORT of process 0.   UserError if only some are given.
-    """
+    Call this before JAX opens a backend.   coordinator: HOST:PORT of process 0.   UserError if only some are given."""
     settings = {"coordinator": coordinator, "processes": processes, "process": process}
     missing = [f"--{name}" for name, value in settings.items() if value is None]
     if missing and len(missing) < 3:
@@ -103,9 +101,7 @@ def detected(environment: Mapping[str, str], cloud_tpu_workers: Callable[[], int
 
 def cloud_tpu_workers() -> int:
     """Return the hosts of this machine's Cloud TPU slices, by its metadata server; 1 without a TPU or a server.
-
-    Raises PassingError if there are both and the server fails: it would be worse if each host trained alone.
-    """
+    Raises PassingError if there are both and the server fails: it would be worse if each host trained alone."""
     if not has_tpus():
         return 1
     try:
@@ -167,9 +163,7 @@ def several() -> bool:
 def gather(what: str, decide: Callable[[], Any]) -> list:
     """Return the results of decide(), JSON values, of all processes, in order of their numbers. All processes must call
     this with the same `what`, in the same order.
-
-    If decide() raises in one process, all raise: that process its own error, the others a UserError that names it.
-    """
+    If decide() raises in one process, all raise: that process its own error, the others a UserError that names it."""
     if not several():
         return [decide()]
     store, number, me, failure = _here().client, next(_numbers), _here().process_id, None
@@ -216,9 +210,7 @@ def _difference(theirs, firsts) -> str:
 @contextlib.contextmanager
 def ending_together() -> Iterator[None]:
     """On an error in this context, tell the other processes by `notify` and end this process at once.
-
-    Otherwise JAX would wait at exit for the others, which wait for this process in a computation.
-    """
+    Otherwise JAX would wait at exit for the others, which wait for this process in a computation."""
     try:
         yield
     except (Exception, SystemExit) as error:  # rich exits if its output pipe is closed
@@ -304,9 +296,7 @@ def _wait_for(key: str) -> str:
 
 def _here():
     """Return this process's place in JAX's cluster: process_id, num_processes, client (the shared key-value store).
-
-    JAX has no public name for it, and `jax.process_index()` would open the backend, which takes long on a TPU.
-    """
+    JAX has no public name for it, and `jax.process_index()` would open the backend, which takes long on a TPU."""
     from jax._src import distributed
 
     return distributed.global_state

@@ -52,9 +52,7 @@ def of_instruction(module: Module, run: Run) -> list[Collective]:
 def of_runs(found: Iterable[Run], devices: int) -> list[Collective]:
     """Return the collectives of these runs, with all copies: XLA:TPU copies an overlapped collective, under one
     channel, into each fusion that it overlaps with.
-
-    XLA:TPU's reduce-scatter is a fusion of an all-reduce with the slice of it that a device keeps.
-    """
+    XLA:TPU's reduce-scatter is a fusion of an all-reduce with the slice of it that a device keeps."""
     return [collective for run in found if (collective := _collective(run, devices)) is not None]
 
 

@@ -168,9 +168,7 @@ class Gcloud:
 
     def look(self) -> dict[str, tuple[str, str]]:
         """Return what exists: 'the request' -> (state, why it failed), each VM's name -> (state, accelerator type).
-
-        Raises UserError if the VMs report to another folder.
-        """
+        Raises UserError if the VMs report to another folder."""
         found, mine = {}, f"STATE={shlex.quote(self.where.state)}\n"
         for request in self.listed(self.where.listing("queued-resources", "queuedResources", [self.where.name])):
             why = request["state"].get("failedData", {}).get("error", {}).get("message", "")
@@ -185,9 +183,7 @@ class Gcloud:
 
     def objects(self) -> dict[str, dict]:
         """Return the objects in the run's folder: name in the folder -> 'size', 'update_time', 'generation'.
-
-        In a bucket with versioning, gcloud also lists removed or replaced objects, which have a noncurrent_time.
-        """
+        In a bucket with versioning, gcloud also lists removed or replaced objects, which have a noncurrent_time."""
         wanted = ["--filter=-noncurrent_time>1970", "--format=json(name,size,update_time,generation)", "--quiet"]
         listed = self.listed(["gcloud", "storage", "objects", "list", f"{self.where.state}/**", *wanted])
         return {one["name"].removeprefix(self.where.state.split("/", 3)[3] + "/"): one for one in listed}

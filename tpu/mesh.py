@@ -67,9 +67,7 @@ class MeshShape:
 
 def parse_mesh(text: str, devices: int, slices: int = 1) -> MeshShape:
     """Parse 'data=4,fsdp=2'; without `data` it is all remaining devices, without `slice` the number of slices.
-
-    Raises UserError if an axis is unknown or the axes do not use all devices.
-    """
+    Raises UserError if an axis is unknown or the axes do not use all devices."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
         axis, _, size = (piece.strip() for piece in part.partition("="))
@@ -217,9 +215,7 @@ def make_mesh(shape: MeshShape, devices: list[jax.Device]) -> Mesh:
 
 def row_mesh(devices: list[jax.Device], batch_sizes: Collection[int]) -> Mesh:
     """Make a data-parallel mesh over the first devices, as many as divide all batch sizes.
-
-    It ignores the devices' layout, for programs that hardly use the interconnect.
-    """
+    It ignores the devices' layout, for programs that hardly use the interconnect."""
     return _in_order(MeshShape(data=_dividing(len(devices), batch_sizes)), devices)
 
 

@@ -35,9 +35,7 @@ FIRST_DELAY, LAST_DELAY = 30, 1800  # seconds before the slice is recreated; dou
 
 def news(cloud: Gcloud, objects: dict[str, dict], shown: dict[str, int], host: str = "") -> list[str]:
     """Return the new whole lines of a host's log, by default the first host's, and update `shown`.
-
-    shown: file -> bytes shown so far; files only grow.
-    """
+    shown: file -> bytes shown so far; files only grow."""
     lines = []
     for name in sorted(name for name in objects if name.startswith(f"log/{host or cloud.where.hosts[0]}/")):
         past = shown.get(name, 0)
@@ -124,9 +122,7 @@ def watch(cloud: Gcloud, create: list[str], delete: bool, shown: dict[str, int],
 
 def no_good(cloud: Gcloud, delete: bool, now: str, found: dict, waited: int, spoke: bool) -> str | None:
     """Return why the slice must be recreated, None while it is fine.   waited: seconds without news.
-
-    Raises UserError if a new slice would not help; this one is deleted first, unless it is to be kept.
-    """
+    Raises UserError if a new slice would not help; this one is deleted first, unless it is to be kept."""
     name, (limit, why) = cloud.where.name, LIMITS.get(now, (math.inf, ""))
     if now in ("failed", "ended"):
         why = found.get("the request", ("", ""))[1] or ", ".join(state for state, _ in found.values())

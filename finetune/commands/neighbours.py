@@ -174,9 +174,7 @@ def vector_of(opened: Opened, word: str, context: str, look: Look, length: int) 
 
 def nearest(opened: Opened, wanted: np.ndarray, texts: Texts, words: int, look: Look, number: int) -> list[Near]:
     """Return the `number` nearest runs of `words` consecutive words in texts, the nearest first.
-
-    wanted: unit vector f32[width]. Only the hidden states of one batch are in memory.
-    """
+    wanted: unit vector f32[width]. Only the hidden states of one batch are in memory."""
     found: list[Near] = []
     for numbers, states in looked(opened, texts.rows, look):
         for at, text in enumerate(numbers.tolist()):

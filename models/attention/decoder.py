@@ -71,9 +71,7 @@ class Decoder(WithHeads):
 
     def decode(self, inputs: Inputs, noise: Noise = None) -> Array:
         """Run the trunk -> [rows, length, width]. Dropout is on if noise u32[rows, 2] is given.
-
-        A token sees itself and the earlier tokens of its segment.
-        """
+        A token sees itself and the earlier tokens of its segment."""
         x = dropout(self.embed(inputs), self.config.dropout, site(noise, 0)).astype(self.program.compute)
         return self.transform(x, Mask(inputs["segments"], causal=True), site(noise, 1))[0]
 
@@ -107,9 +105,7 @@ class Decoder(WithHeads):
     def transform(self, x: Array, mask, noise: Noise, cached: tuple[Array, Array] | None = None):
         """Run the layers: x [rows, length, width] -> (the same shape, the cached keys and values with those of x, or
         None without a cache).
-
-        mask: a Mask; with cached keys and values, (Mask, the number of filled places).
-        """
+        mask: a Mask; with cached keys and values, (Mask, the number of filled places)."""
         kind = TransformerLayer if cached is None else CachedTransformerLayer
         layer = kind(layer_sizes(self.config), self.program, pre_norm=self.pre_norm, parent=None)
         x, new = stack(self, [layer], self.config.depth, x, mask, noise, self.program, states=cached)

@@ -96,9 +96,7 @@ class DisentangledAttention(nn.Module):
 
     def __call__(self, x: Array, context: Context, mask: Mask, noise: Noise, slots: Array | None = None) -> Array:
         """Return norm(x + dropout(output(attend(x)))) for x [batch, n, width].
-
-        slots: i32[batch, n], the places of x in the row; None if x is the whole row.
-        """
+        slots: i32[batch, n], the places of x in the row; None if x is the whole row."""
         sizes, dtype = self.sizes, self.program.compute
         q, attend = self._split(x, self.query), attend_row
         if slots is not None:
@@ -118,9 +116,7 @@ def attend_chosen(
     q: Array, context: Context, mask: Mask, buckets: Buckets, *, slots: Array, dropout_rate: float, noise: Noise
 ) -> Array:
     """Attend from chosen positions: `attend_row` by its definition, a gather of scores by bucket.
-
-    q: [batch, n, heads, head_dim].   slots: i32[batch, n].   mask: of the whole row.
-    """
+    q: [batch, n, heads, head_dim].   slots: i32[batch, n].   mask: of the whole row."""
     q, (k, v, keys, queries) = _scaled(q, context)
     length = k.shape[1]
     q, k, v = (constrain(x, "batch", None, "heads", None) for x in (q, k, v))

@@ -136,9 +136,7 @@ def sights(segments: Array, global_segments: Array, global_of: Array, block: int
 
 def dense(operands: Operands, sight: Sight, *, dropout_rate: float, noise: Noise) -> Array:
     """Compute attention by its definition -> [batch, n, heads, head_dim]; softmax in float32.
-
-    dropout_rate: on the probabilities, drawn from `noise` (u32[batch, 2] or None).
-    """
+    dropout_rate: on the probabilities, drawn from `noise` (u32[batch, 2] or None)."""
     n, heads, dtype = operands.q.shape[1], operands.q.shape[2], operands.q.dtype
     distances = operands.relative.shape[0] - FAR_LABELS
     position = jnp.arange(n)

@@ -249,9 +249,7 @@ def gathered(tokens: Keys | Queries, positions: Array, part: Part):
 
 def mix(queries: Queries, read: list[Keys], mask: Mask, draw: Draw | None, part: Part = WHOLE) -> Array:
     """Attend from queries to all keys that they read -> like queries.q, in its dtype.
-
-    part: given if the keys are only this device's part of those that the queries see; the parts are then combined.
-    """
+    part: given if the keys are only this device's part of those that the queries see; the parts are then combined."""
     lowest = jnp.finfo(jnp.float32).min
     scores = [jnp.where(_seen(queries, keys, mask), _product(queries.q, keys.k, "k"), lowest) for keys in read]
     tops = [s.max(-1, keepdims=True) for s in scores]

@@ -76,9 +76,7 @@ def column_sums(g: Array) -> Array:
 @jax.custom_vjp
 def matmul(x: Array, y: Array) -> Array:
     """Return x [..., n, m] @ y [..., m, d] as float32.
-
-    JAX's own rule transposes y's gradient, and adding up windows of transposed gradients takes four times as long.
-    """
+    JAX's own rule transposes y's gradient, and adding up windows of transposed gradients takes four times as long."""
     return jnp.matmul(x, y, preferred_element_type=jnp.float32)
 
 
@@ -112,9 +110,7 @@ divide.defvjp(lambda x, total: (y := x / total, (y, total)), _divide_gradients)
 
 def again(x: Array) -> Array:
     """Return x such that XLA:CPU takes it for another array and recomputes what follows from it, in one pass.
-
-    Otherwise XLA:CPU writes the part that value and slope of an activation share, and reads it in a second pass.
-    """
+    Otherwise XLA:CPU writes the part that value and slope of an activation share, and reads it in a second pass."""
     return x * jax.lax.platform_dependent(jnp.float32(1), cpu=_held, default=lambda factor: factor)
 
 

@@ -57,9 +57,7 @@ class Embeddings(nn.Module):
 
     def __call__(self, inputs: Inputs, base: Array | None = None) -> Array:
         """Embed `tokens`, as in `token_rows`, and the terms' inputs -> f32[batch, length, width], before dropout.
-
-        base: f32[rows, width], a table of another module, of which this one's tokens have the differences.
-        """
+        base: f32[rows, width], a table of another module, of which this one's tokens have the differences."""
         tokens = inputs["tokens"]
         summed = token_rows(constrain(self.tokens, "vocab", None), tokens)
         if base is not None:

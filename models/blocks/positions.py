@@ -10,9 +10,7 @@ from models.core.sharding import constrain, current_rules
 
 def gather_positions(x: Array, positions: Array) -> Array:
     """Gather x [batch, length, ...] at positions i32[batch, n] -> [batch, n, ...].
-
-    On a mesh each device reads its own rows. If rows are cut, it reads its own part, and the parts are summed.
-    """
+    On a mesh each device reads its own rows. If rows are cut, it reads its own part, and the parts are summed."""
     rules = current_rules()
     if rules is None:
         return _take(x, positions)

@@ -12,9 +12,7 @@ PADDING = 1  # id of the padding token in RoBERTa and its descendants, whose pos
 
 def embedding_parameters(prefix: str, hf: dict[str, str], before: int = 0) -> list[Parameter]:
     """Return the table rows of `Embeddings`.   hf: checkpoint part -> prefix of its names there.
-
-    before: number of rows before the first token's in Hugging Face's position table, the `padding_positions`.
-    """
+    before: number of rows before the first token's in Hugging Face's position table, the `padding_positions`."""
     name = lambda suffix: {part: Slot(base + suffix) for part, base in hf.items()}
     axis = 0 if before else None
     places = {part: Slot(f"{base}position_embeddings.weight", axis=axis) for part, base in hf.items()}

@@ -100,9 +100,7 @@ FAMILY = encoder_family(
     },
     table=parameters,
     heads=bert_heads(
-        "albert.pooler",
-        pair_head("sop_classifier.classifier"),
-        tokens=token_head("predictions", "dense", "LayerNorm"),
+        "albert.pooler", pair_head("sop_classifier.classifier"), tokens=token_head("predictions", "dense", "LayerNorm")
     ),
     classes="Albert",
     model_type="albert",

@@ -129,11 +129,7 @@ FAMILY = encoder_family(
     names="bert",
     decoder="cls.predictions",
     constants={"use_bias": True, "rescale_embeddings": False},
-    settings={
-        "attention_type": _ATTENTION,
-        "block_size": "pattern.block",
-        "num_random_blocks": "pattern.random",
-    },
+    settings={"attention_type": _ATTENTION, "block_size": "pattern.block", "num_random_blocks": "pattern.random"},
     prepare="--tokenizer sentencepiece-bpe --specials albert",
     otherwise=_otherwise,
     continues={"bert": {}, "roberta": {}},

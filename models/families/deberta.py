@@ -243,9 +243,7 @@ def _furthest(fields: Mapping[str, Any]) -> int:
     return furthest if furthest > 0 else fields["max_position_embeddings"]
 
 
-_DECODER = {
-    "enhanced_decoder": read_by("enhanced_decoder", lambda fields: fields.get("enhanced_decoder", False)),
-}
+_DECODER = {"enhanced_decoder": read_by("enhanced_decoder", lambda fields: fields.get("enhanced_decoder", False))}
 _LEGACY = (
     "transformers' legacy head has other names; make the model with DebertaV2Config(legacy=False), or start the head "
     "anew with --init-heads-anew"
@@ -301,10 +299,7 @@ _USUAL = {
     "prefix": "deberta.",
     "prepare": "--tokenizer sentencepiece-unigram --specials deberta --cased",
     "assumed": {"type_vocab_size": 0, "conv_kernel_size": 0, "pooler_hidden_act": "gelu"},
-    "untied": {
-        "lm_predictions.lm_head.bias": _LEGACY,
-        "deberta.embeddings.position_embeddings.weight": _NO_POSITIONS,
-    },
+    "untied": {"lm_predictions.lm_head.bias": _LEGACY, "deberta.embeddings.position_embeddings.weight": _NO_POSITIONS},
 }
 FAMILY = declare(
     _USUAL,

@@ -92,9 +92,7 @@ class Encoder(nn.Module):
     @nn.compact
     def __call__(self, embedded: Array, segments: Array, noise: Noise, slots: Array | None = None) -> Array:
         """Run embedded [batch, length, embedding] through the layers -> [batch, length, width].
-
-        segments: i32[batch, length].   slots: i32[batch, n], the only positions to return -> [batch, n, width].
-        """
+        segments: i32[batch, length].   slots: i32[batch, n], the only positions to return -> [batch, n, width]."""
         return encode(self, self.config, embedded, Mask(segments), noise, self.program, slots)
 
 
@@ -149,9 +147,7 @@ class Electra(nn.Module):
 
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
         """Run the discriminator's trunk, the part that is finetuned -> [rows, length, width].
-
-        slots: i32[rows, n], the only positions to return -> [rows, n, width].
-        """
+        slots: i32[rows, n], the only positions to return -> [rows, n, width]."""
         embedded = self.embeddings(inputs)
         return self.discriminator.encoder(embedded, inputs["segments"], noise, slots)
 

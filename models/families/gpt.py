@@ -37,10 +37,7 @@ class GPT(Decoder):
 
 FAMILY = decoder_family(
     config=GPTConfig,
-    sizes={
-        "tiny": GPTConfig(positions=256, width=128, depth=2, heads=2, feed_forward=512),
-        "base": GPTConfig(),
-    },
+    sizes={"tiny": GPTConfig(positions=256, width=128, depth=2, heads=2, feed_forward=512), "base": GPTConfig()},
     trunk=GPT,
     table=lambda config: gpt_parameters("transformer.tokens_embed", "transformer.positions_embed"),
     heads=(task_head(CLASSIFIER, "score", drops=False, biased=False),),

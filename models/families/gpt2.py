@@ -56,10 +56,7 @@ FAMILY = decoder_family(
     },
     trunk=Decoder,
     table=parameters,
-    heads=(
-        task_head(CLASSIFIER, "score", drops=False, biased=False),
-        *WORD_HEADS,
-    ),
+    heads=(task_head(CLASSIFIER, "score", drops=False, biased=False), *WORD_HEADS),
     model_type="gpt2",
     classes="GPT2",
     tokens="transformer.wte.weight",

@@ -89,9 +89,7 @@ class UniLM(Encoder):
 
     def _read(self, inputs: Inputs, cache: Cache, reach: Array) -> tuple[Array, Cache]:
         """Read tokens that follow the cached ones -> (hidden, the cache with all but the last, a [MASK]).
-
-        reach: i32[n], how many places of the cache each token sees.
-        """
+        reach: i32[n], how many places of the cache each token sees."""
         new, filled = inputs["segments"], cache.filled
         segments = caches.put(cache.segments, new, filled, 1)
         places = jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape)

@@ -155,9 +155,7 @@ class XLNet(WithHeads):
 def signed_table(memory: int, length: int, width: int, reversed: Array) -> Array:
     """Return the encodings of the distances memory + length - 1, ..., -length of each row: f32[batch, distances,
     width].
-
-    reversed: i32[batch]; in a row that runs backwards all distances are negated, which flips the sign of the sines.
-    """
+    reversed: i32[batch]; in a row that runs backwards all distances are negated, which flips the sign of the sines."""
     table = sinusoids(memory + length - 1, -length, width)
     backwards = table * np.repeat(np.float32([-1.0, 1.0]), width // 2)
     return jnp.where(reversed[:, None, None] > 0, backwards, table)
@@ -245,21 +243,12 @@ FAMILY = declare(
         "ff_activation": "activation",
         "layer_norm_eps": "norm_epsilon",
     },
-    settings={
-        "dropout": "dropout",
-        "summary_last_dropout": same_dropout("dropout"),
-        "initializer_range": "init_std",
-    },
+    settings={"dropout": "dropout", "summary_last_dropout": same_dropout("dropout"), "initializer_range": "init_std"},
     tied={"lm_loss.weight": "transformer.word_embedding.weight"},
     prefix="transformer.",
     pair="A sep B sep cls",
     prepare="--tokenizer sentencepiece-unigram --specials xlnet",
-    assumed={
-        "bi_data": False,
-        "summary_type": "last",
-        "summary_use_proj": True,
-        "summary_activation": "tanh",
-    },
+    assumed={"bi_data": False, "summary_type": "last", "summary_use_proj": True, "summary_activation": "tanh"},
     of_softmax=("lm_loss.bias",),
     attention="relative",
     attentions=attentions,

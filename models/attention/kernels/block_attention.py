@@ -337,9 +337,7 @@ def _fill(ref, source=None) -> None:
 
 def _every_unit(inputs: Operands, ordinary, of_all, setting: Setting, together: int = 1) -> None:
     """Process a chunk's units: first all by the table, which names nothing for those that see all keys; then these.
-
-    together: units in one iteration of the loop, so that one computes while another waits.
-    """
+    together: units in one iteration of the loop, so that one computes while another waits."""
     chunk = inputs.queries.shape[0]
     group, first = pl.program_id(1), pl.program_id(2) * chunk
 

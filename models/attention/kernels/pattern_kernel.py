@@ -86,11 +86,7 @@ def _chosen(k: Array, v: Array, mask: Mask) -> Chosen:
     """Return the global tokens, padded to whole registers."""
     at = jnp.pad(mask.globals, ((0, 0), (0, -mask.globals.shape[1] % _PACKED)), constant_values=-1)
     segments = jnp.where(at < 0, _ABSENT, gather_positions(mask.segments, at))
-    return Chosen(
-        *(gather_positions(x, at) for x in (k, v)),
-        segments=_of_keys(segments),
-        positions=_of_keys(at),
-    )
+    return Chosen(*(gather_positions(x, at) for x in (k, v)), segments=_of_keys(segments), positions=_of_keys(at))
 
 
 def _on_mesh(inputs: Operands, setting: Setting) -> Array:

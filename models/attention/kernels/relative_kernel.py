@@ -146,9 +146,7 @@ def packed(q: Array, context: Context, biases: Biases, mask: Mask, types: Types 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def relative_kernel(inputs: Operands, setting: Setting) -> Array:
     """Compute `relative.relative_attention` -> [batch, n, width].
-
-    n, keys and distances (keys plus `reach`) are multiples of 128; `_obstacles` lists the other conditions.
-    """
+    n, keys and distances (keys plus `reach`) are multiples of 128; `_obstacles` lists the other conditions."""
     return _forward(inputs, setting)[0]
 
 
@@ -196,9 +194,7 @@ def _statistics(shape: tuple[int, ...]) -> pl.BlockSpec:
 
 def _call(kernel, name: str, times, setting: Setting, inputs: Operands, extra: list, results: list, scratch: list):
     """Run the kernel on its inputs.   extra, results: (further inputs, shapes of results), each with its spec.
-
-    times: how many products of queries with keys, and with distances, the kernel computes.
-    """
+    times: how many products of queries with keys, and with distances, the kernel computes."""
     (batch, n, width), keys = inputs.q.shape, inputs.k.shape[1]
     inputs = inputs._replace(noise=inputs.noise.reshape(-1))  # a line of scalar memory would take 512 bytes
     distances = inputs.r.shape[1] if setting.chosen else keys + LANES  # with which 128 queries are multiplied
@@ -355,9 +351,7 @@ def _scores(inputs: Operands, q, r: Array, stand: _Standing, head: int, setting:
 
 def _keep(inputs: Operands, head: int, setting: Setting) -> Array:
     """Return bool[queries, keys]: what `noise.dropout` keeps of these elements of [heads, n, keys].
-
-    LONGEST keeps their number far below `noise.COUNTED`, so all of them use the row's key.
-    """
+    LONGEST keeps their number far below `noise.COUNTED`, so all of them use the row's key."""
     keys, (row, block, part) = inputs.k.shape[0], (pl.program_id(axis) for axis in range(3))
     first = (block * (LANES // setting.head_dim) + head) * setting.n + part * LANES
     lines = counted.spread(((first + iota((LANES, 1), 0)) * keys).astype(jnp.uint32))

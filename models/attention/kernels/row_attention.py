@@ -207,9 +207,7 @@ _attend.defvjp(_forward, _backward)
 
 def _call(kernel, name: str, times: int, setting: Setting, inputs: Operands, extra: tuple, results: tuple):
     """Run the kernel for each row and each 128 lanes of its heads -> like results.
-
-    times: how many query-key products the kernel computes.   extra: inputs besides the operands.
-    """
+    times: how many query-key products the kernel computes.   extra: inputs besides the operands."""
     batch, width, biased = len(inputs.queries), width_of(inputs), inputs.distances is not None
     blocks = width // LANES
 
@@ -425,9 +423,7 @@ def _turn(inputs: Operands) -> tuple[Array, Array]:
 
 def _keep(inputs: Operands, unit: _Unit, setting: Setting) -> Array:
     """Return bool[keys, queries]: what `noise.dropout` keeps of these elements of [heads, n, length].
-
-    LONGEST keeps their number far below `noise.COUNTED`, so all of them use the row's key.
-    """
+    LONGEST keeps their number far below `noise.COUNTED`, so all of them use the row's key."""
     (row, block), part, noise = _turn(inputs), unit.part, inputs.noise
     first = (block * (LANES // setting.head_dim) + unit.head) * setting.n + part.start
     of_query = counted.spread(((first + iota((1, part.stop - part.start), 1)) * setting.length).astype(jnp.uint32))

@@ -26,14 +26,7 @@ def mixing(attention: Attention) -> Mixing:
 
 
 def splash(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Mask,
-    *,
-    dropout_rate: float = 0.0,
-    noise: Noise = None,
-    interpret: bool = False,
+    q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float = 0.0, noise: Noise = None, interpret: bool = False
 ) -> Array:
     """Compute splash attention (TPU): q [batch, heads, queries, head_dim], k, v [batch, heads, keys, head_dim] -> like
     q. It reads segments and `causal` of the mask.
@@ -75,9 +68,7 @@ def splash(
 
 def _blocks(queries: int, keys: int) -> splash_kernel.BlockSizes:
     """Return the largest blocks that divide both sequences; the kernel's default of 128 leaves the matrix units idle.
-
-    Positions are the minor axis, because a head's 64 numbers would be padded to 128 in memory.
-    """
+    Positions are the minor axis, because a head's 64 numbers would be padded to 128 in memory."""
     minor = splash_kernel.QKVLayout.SEQ_MINOR
     q, kv = (next(size for size in BLOCKS if length % size == 0) for length in (queries, keys))
     return splash_kernel.BlockSizes(
