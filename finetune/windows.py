@@ -54,10 +54,9 @@ def texts_of(made: Made, texts: Iterable[str]) -> dict[str, Text]:
 
 def framed(frame: Frame, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return tokens and types i32[n] of a row with the tokens of two texts."""
-    parts = frame.before[:, 0], first, frame.between[:, 0], second, frame.after[:, 0]
-    of_texts = (np.full(len(text), kind, np.int32) for text, kind in zip((first, second), frame.types, strict=True))
-    types = frame.before[:, 1], next(of_texts), frame.between[:, 1], next(of_texts), frame.after[:, 1]
-    return np.concatenate(parts), np.concatenate(types)
+    both = zip((first, second), frame.types, strict=True)
+    first, second = (np.stack([tokens, np.full_like(tokens, kind)], axis=1) for tokens, kind in both)
+    return tuple(np.concatenate([frame.before, first, frame.between, second, frame.after]).T)
 
 
 def windows(size: int, room: int, stride: int) -> list[tuple[int, int]]:

@@ -53,8 +53,7 @@ def timeline(module: Module, clocks: Clocks, name: str = "") -> Timeline:
         for collective in found:
             key = _key(instruction, collective)
             if key not in links.pending:
-                carried = key == collective.channel
-                links.start(key, collective, clocks.exchange(collective), carried)
+                links.pending[key] = _Pending(collective, clocks.exchange(collective), key == collective.channel)
         links.work(clocks.work(run), {collective.channel for collective in found})
         for key in _ended(instruction, found, last):
             links.wait(key)
@@ -98,9 +97,6 @@ class _Links:
         self.pending: dict[str, _Pending] = {}
         self.over: list[Timed] = []
         self.worked = 0.0
-
-    def start(self, key: str, collective: Collective, exchange: Exchange, carried: bool) -> None:
-        self.pending[key] = _Pending(collective, exchange, carried)
 
     def work(self, seconds: float, channels: set[str]) -> None:
         """Advance time while the cores work and pending collectives proceed."""

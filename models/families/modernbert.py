@@ -1,10 +1,8 @@
 """ModernBERT (Warner et al. 2024, arXiv:2412.13663, section 2.1) and its twin, a causal decoder with the same layers
 (Weller et al. 2025, arXiv:2507.11412, Ettin).
 
-Rotary positions, norms before the blocks, gated feed-forward blocks, and no biases but that of the logits. The first
-layer and every third one after it see the whole row; the others see a window around each token, in the decoder before
-it, and have rotary positions of another base. The first layer has no norm before its attention, since embeddings have
-one.
+Rotary positions, norms before the blocks, gated feed-forward blocks, and no biases but that of the logits. Layers take
+turns as in `models/attention/local_global.py`; a local layer of the decoder sees a window before each token.
 
 Hugging Face: ModernBertForMaskedLM and the classes with task heads, and ModernBertDecoderForCausalLM. There the local
 layers of a decoder see one token less than half of `local_attention` before each. Weights are drawn from a normal

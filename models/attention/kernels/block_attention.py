@@ -16,12 +16,11 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from models.attention.kernels.lanes import across, along, iota, only
+from models.attention.kernels.lanes import HIDDEN, across, along, iota, only
 from models.attention.operands import LANES
 from models.core import noise as counted
 from models.core.program import kept
 
-HIDDEN = float(jnp.finfo(jnp.float32).min)
 _SEES_NOTHING = -3  # the segment of queries that see nothing of a block; no key has it
 _TILES = (512, 256, 128, 64, 32, 16)  # how many keys a block of queries that sees all keys reads at a time
 

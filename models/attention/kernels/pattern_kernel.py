@@ -10,8 +10,9 @@ import numpy as np
 from jax import Array
 
 from models.attention.kernels import block_attention as by_block
-from models.attention.kernels.block_attention import HIDDEN, Chosen, Operands, Setting, block_attention
+from models.attention.kernels.block_attention import Chosen, Operands, Setting, block_attention
 from models.attention.kernels.kernel import Attention, Kernel, cuts, of_bias, of_cut, of_heads, of_ranks
+from models.attention.kernels.lanes import HIDDEN
 from models.attention.layouts import HEADS_BESIDE, Mixing
 from models.attention.mask import Mask, chosen, is_global, visible
 from models.attention.operands import LANES

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from models.attention.kernels.kernel import Attention, Kernel, cuts, of_cut, of_heads, of_length
-from models.attention.kernels.lanes import across, along, iota, only
+from models.attention.kernels.lanes import HIDDEN, across, along, iota, only
 from models.attention.layouts import HEADS_BESIDE, Mixing
 from models.attention.mask import Mask
 from models.attention.operands import LANES, Biases, Context, Types
@@ -29,7 +29,6 @@ from models.core.sharding import current_rules
 
 _BITS = 7  # of a lane's index
 LONGEST = 2048  # distances; the scores of 128 queries then take 1 MiB
-_HIDDEN = float(jnp.finfo(jnp.float32).min)
 
 
 class Operands(NamedTuple):
@@ -238,7 +237,7 @@ def _forward_kernel(*refs, setting: Setting):
         p = jnp.exp(scores - most)
         total = p.sum(1, keepdims=True)
         p = jnp.where(_keep(inputs, head, setting), p, 0.0) if setting.rate else p
-        seen = most > 0.5 * _HIDDEN
+        seen = most > 0.5 * HIDDEN
         of_head = along(p.astype(out.dtype), only(inputs.v[...], head, setting.head_dim))
         mixed += jnp.where(seen, of_head / (total * (1.0 - setting.rate)), 0.0)
         column = iota(statistics.shape, 1) == head
@@ -320,7 +319,7 @@ def _standing(inputs: Operands, setting: Setting) -> _Standing:
     if not setting.chosen:
         starts = LANES - 1 - iota((LANES, 1), 0)
     other = jnp.where(key_types != types, 1.0, 0.0) if setting.types else None
-    return _Standing(starts, jnp.where(visible, 0.0, _HIDDEN), other)
+    return _Standing(starts, jnp.where(visible, 0.0, HIDDEN), other)
 
 
 def _biased(inputs: Operands, setting: Setting) -> tuple[Array, Array, Array]:

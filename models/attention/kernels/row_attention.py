@@ -21,7 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from models.attention.distances import shift
 from models.attention.kernels.kernel import Attention, cuts, lengths, of_cut, of_heads, of_length
-from models.attention.kernels.lanes import across, along, iota, only
+from models.attention.kernels.lanes import HIDDEN, across, along, iota, only
 from models.attention.layouts import INTERLEAVED, Mixing
 from models.attention.mask import Mask
 from models.attention.operands import LANES
@@ -36,7 +36,6 @@ HEAD_DIMS = (32, 64, 128)  # sizes of which 128 lanes hold whole heads
 # that XLA:TPU scheduled best, among those tried.
 _PART = 128
 _AHEAD = 2
-_HIDDEN = float(jnp.finfo(jnp.float32).min)
 
 
 class Setting(NamedTuple):
@@ -306,7 +305,7 @@ def _forward_kernel(inputs: Operands, out, spread, *, setting: Setting):
         of_head = along(_rows(vt, unit, setting)[:, : unit.seen], p.astype(v.dtype))  # [head_dim, queries]
         of_head, of_scores = of_head / (total * (1.0 - setting.rate)), most + jnp.log(total)
         if setting.blind:
-            sees = most > 0.5 * _HIDDEN
+            sees = most > 0.5 * HIDDEN
             of_head, of_scores = (jnp.where(sees, x, 0.0) for x in (of_head, of_scores))
         mixed.append(of_head)
         spread[unit.head : unit.head + 1, unit.part] = of_scores
@@ -406,7 +405,7 @@ def _of_seen(inputs: Operands, scores: Array, unit: _Unit, setting: Setting) -> 
     visible = jnp.tile(keys, (1, (part.stop - part.start) // LANES)) == inputs.queries[:, part]
     if setting.causal:
         visible &= iota(visible.shape, 0) <= part.start + iota(visible.shape, 1)
-    return jnp.where(visible, scores, _HIDDEN)
+    return jnp.where(visible, scores, HIDDEN)
 
 
 def _in_band(unit: _Unit, start: int, setting: Setting) -> slice:
