@@ -101,28 +101,17 @@ def by_rows(
     noise: Noise,
     interpret: bool = False,
 ) -> tuple[Array, Array]:
-    """Call `attend_rows` with the parts of the mask that it needs."""
+    """Compute `row_attention` with the parts of the mask that it needs; on a mesh each device attends with its rows and
+    heads."""
     rate, (n, length) = 0.0 if noise is None else dropout_rate, (products[0].shape[1], products[-1].shape[1])
     setting = Setting(head_dim, n, length, rate, mask.causal, mask.blind, interpret)
     noise = noise if rate else jnp.zeros((len(mask.segments), 2), jnp.uint32)
     inputs = Operands(products, biases, mask.query_segments, mask.segments, noise, mask.distances)
-    return attend_rows(inputs, setting)
-
-
-def attend_rows(inputs: Operands, setting: Setting) -> tuple[Array, Array]:
-    """Compute `row_attention`; on a mesh each device attends with its rows and heads."""
     rules = current_rules()
     if rules is None:
         return row_attention(inputs, setting)
     of_row = ("batch", None, "heads")
-    axes = Operands(
-        products=of_row,
-        biases=("heads",),
-        queries=of_row[:2],
-        keys=of_row[:2],
-        noise=of_row[:2],
-        distances=("heads", None),
-    )
+    axes = Operands(of_row, ("heads",), *[of_row[:2]] * 3, ("heads", None))
     spec_of = lambda axes, part: jax.tree.map(lambda x: rules.spec(axes, x.shape), part)
     specs = Operands(*map(spec_of, axes, inputs))
     shared = specs.products[0][2]

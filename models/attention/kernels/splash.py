@@ -69,20 +69,11 @@ def splash(
 def _blocks(queries: int, keys: int) -> splash_kernel.BlockSizes:
     """Return the largest blocks that divide both sequences; the kernel's default of 128 leaves the matrix units idle.
     Positions are the minor axis, because a head's 64 numbers would be padded to 128 in memory."""
-    minor = splash_kernel.QKVLayout.SEQ_MINOR
     q, kv = (next(size for size in BLOCKS if length % size == 0) for length in (queries, keys))
-    return splash_kernel.BlockSizes(
-        block_q=q,
-        block_kv=kv,
-        block_kv_compute=kv,
-        block_q_dkv=q,
-        block_kv_dkv=kv,
-        block_kv_dkv_compute=kv,
-        use_fused_bwd_kernel=True,
-        q_layout=minor,
-        k_layout=minor,
-        v_layout=minor,
-    )
+    sizes = dict.fromkeys(("block_q", "block_q_dkv"), q)
+    sizes |= dict.fromkeys(("block_kv", "block_kv_compute", "block_kv_dkv", "block_kv_dkv_compute"), kv)
+    minor = dict.fromkeys(("q_layout", "k_layout", "v_layout"), splash_kernel.QKVLayout.SEQ_MINOR)
+    return splash_kernel.BlockSizes(**sizes, **minor, use_fused_bwd_kernel=True)
 
 
 def _obstacles(attention: Attention) -> list[str]:
