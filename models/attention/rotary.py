@@ -5,8 +5,10 @@ As in Hugging Face, the pairs of numbers that turn together are the halves of a 
 2.
 """
 
+import functools
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -37,10 +39,29 @@ def turns_at(turns: Turns, slots: Array) -> Turns:
 
 def turned(x: Array, turns: Turns, head_dim: int | None = None) -> Array:
     """Rotate x [..., width], in whose last axis one head lies, or several side by side -> like x.
-    turns: arrays that broadcast to x; of one head they serve all.   head_dim: by default that of the turns."""
+
+    turns: arrays that broadcast to x; of one head they serve all.   head_dim: by default that of the turns.
+    """
     cosines, sines = (jnp.tile(array, x.shape[-1] // array.shape[-1]) for array in turns)
-    other = _exchanged(x, head_dim or turns.cosines.shape[-1]).astype(jnp.float32)
+    return _turned(x, cosines, sines, head_dim or turns.cosines.shape[-1])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _turned(x: Array, cosines: Array, sines: Array, head_dim: int) -> Array:
+    other = _exchanged(x, head_dim).astype(jnp.float32)
     return (x.astype(jnp.float32) * cosines + other * sines).astype(x.dtype)
+
+
+def _forward(x, cosines, sines, head_dim):
+    return _turned(x, cosines, sines, head_dim), (cosines, sines)
+
+
+def _backward(head_dim, turns, gradient):
+    cosines, sines = turns
+    return _turned(gradient, cosines, -sines, head_dim), None, None  # turned back
+
+
+_turned.defvjp(_forward, _backward)
 
 
 def _exchanged(x: Array, head_dim: int) -> Array:
