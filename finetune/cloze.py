@@ -20,9 +20,7 @@ SOURCE = int(FIRST_TYPES[SEQUENCE])
 @dataclass(frozen=True)
 class ClozeRows(TaskRows):
     """A batch also has the prediction arrays of `MaskedRows`; training draws masked tokens anew in each epoch.
-
-    target_length: most tokens of a target.
-    """
+    target_length: most tokens of a target."""
 
     target_length: int = 0
 

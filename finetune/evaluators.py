@@ -25,9 +25,7 @@ class Development(NamedTuple):
 
 class DevelopmentSets:
     """The held-out sets of a phase's tasks, by name; an evaluator for `run_on`.
-
-    Each stage of a phase trains one bucket; buckets of a task have the same name before the colon.
-    """
+    Each stage of a phase trains one bucket; buckets of a task have the same name before the colon."""
 
     def __init__(self, sets: Mapping[str, Development], stages: Mapping[str, Stage]):
         self.sets, self.of = sets, {}

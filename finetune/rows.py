@@ -19,9 +19,7 @@ SHAPES = 4  # largest number of row lengths to compile programs for
 
 class Rows(NamedTuple):
     """Ragged rows, with the tokens of all rows concatenated.
-
-    tokens, types: i32[total].   starts: i64[n + 1].   columns: name -> [n, ...].   of_tokens: name -> [total, ...].
-    """
+    tokens, types: i32[total].   starts: i64[n + 1].   columns: name -> [n, ...].   of_tokens: name -> [total, ...]."""
 
     tokens: np.ndarray
     types: np.ndarray

@@ -84,9 +84,7 @@ class Inputs(NamedTuple):
 
 class Programs:
     """Data and compiled programs that runs in this process share if they differ only in their seed.
-
-    placed: the last run.   evaluators: those of `run_on`, for the same files.
-    """
+    placed: the last run.   evaluators: those of `run_on`, for the same files."""
 
     inputs: Inputs | None = None
     placed: Placed | None = None

@@ -108,9 +108,7 @@ def arrays(shape: str) -> tuple[Array, ...]:
 
 class Run(NamedTuple):
     """An instruction in its computation; it runs `times` times in one run of the program.
-
-    fused: how many fusions (or asynchronous operations) are around it.
-    """
+    fused: how many fusions (or asynchronous operations) are around it."""
 
     instruction: Instruction
     computation: dict[str, Instruction]

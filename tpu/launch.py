@@ -65,9 +65,7 @@ class Run:
 @dataclasses.dataclass(frozen=True)
 class Launch(Run):
     """Run a recipe on a TPU slice. Options not listed here go to `python -m pretrain run` on its hosts.
-
-    You may interrupt launch at any time: the run goes on, and the same command, on any machine, watches it again.
-    """
+    You may interrupt launch at any time: the run goes on, and the same command, on any machine, watches it again."""
 
     recipe: Annotated[Positional[str], arg(metavar="RECIPE")]
     """One of `python -m pretrain recipes`."""

@@ -50,9 +50,7 @@ class DecoderConfig(TrunkConfig):
 
 class Decoder(WithHeads):
     """Embeddings, causal layers, and output logits whose table is the token embeddings.
-
-    pre_norm: whether norms stand before the blocks, with one more after the last layer.
-    """
+    pre_norm: whether norms stand before the blocks, with one more after the last layer."""
 
     config: DecoderConfig
     pre_norm: bool = True

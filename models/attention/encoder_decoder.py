@@ -36,9 +36,7 @@ INPUTS = {
 
 class DecoderLayer(TransformerLayer):
     """A layer with cross-attention to a second sequence between self-attention and feed-forward.
-
-    shared: (the mask of self-attention, the second sequence [batch, keys, width], the mask of cross-attention).
-    """
+    shared: (the mask of self-attention, the second sequence [batch, keys, width], the mask of cross-attention)."""
 
     def setup(self):
         super().setup()
@@ -118,9 +116,7 @@ class Stack(nn.Module):
 class EncoderDecoder(WithHeads):
     """Base class of encoder-decoder families, whose `setup` makes `encoder` and `decoder`, each a `Stack`, and the
     embeddings `tokens` of both.
-
-    start: the decoder's token before the first token of a text.
-    """
+    start: the decoder's token before the first token of a text."""
 
     start: int = 0
     take = staticmethod(caches.take)

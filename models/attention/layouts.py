@@ -30,9 +30,7 @@ class Layout(NamedTuple):
 
 class Mixing(NamedTuple):
     """One way to compute attention.
-
-    mix: (*operands, mask, *, dropout_rate, noise) -> dropout(softmax(scores)) @ values; see `plain.attention`.
-    """
+    mix: (*operands, mask, *, dropout_rate, noise) -> dropout(softmax(scores)) @ values; see `plain.attention`."""
 
     layout: Layout
     mix: Callable[..., Array]

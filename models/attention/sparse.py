@@ -30,9 +30,7 @@ BEYOND, HIDDEN = -1, -2  # segments of positions beyond the row's end, and of ke
 
 class Queries(NamedTuple):
     """Arrays [batch, heads, blocks, queries, ...]; batch or heads may be 1.
-
-    q: scaled.   segments, positions: of the queries in the row.   thresholds: of a mask with ranks.
-    """
+    q: scaled.   segments, positions: of the queries in the row.   thresholds: of a mask with ranks."""
 
     q: Array
     segments: Array

@@ -48,9 +48,7 @@ class TransformerLayer(nn.Module):
 
 class CachedTransformerLayer(TransformerLayer):
     """A `TransformerLayer` with a cache -> (x, the state with the keys and values of x).
-
-    shared: (the mask, the number of filled places).   state: the layer's cached keys and values; see `cache.mix`.
-    """
+    shared: (the mask, the number of filled places).   state: the layer's cached keys and values; see `cache.mix`."""
 
     def __call__(self, x: Array, shared: tuple[Mask, Array], noise: None, state: KeysValues, slots: None = None):
         x, new = self.attention.extend(x, *shared, state)

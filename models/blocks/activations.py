@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from models.blocks import cpu
 from models.core.program import kept
 
 
@@ -35,11 +34,10 @@ def gelu(wide: Array) -> tuple[Array, Array]:
 @_with_slope
 def gelu_new(wide: Array) -> tuple[Array, Array]:
     """GPT-2's approximation of `gelu` by a hyperbolic tangent."""
-    scale = (2.0 / math.pi) ** 0.5
-    tanh = lambda wide: jnp.tanh(scale * wide * (1.0 + 0.044715 * jnp.square(wide)))
-    value, wide = wide * (0.5 * (1.0 + tanh(wide))), cpu.again(wide)
-    below, inner = 0.5 * (1.0 + tanh(wide)), scale * (1.0 + 3.0 * 0.044715 * jnp.square(wide))
-    return value, below + 0.5 * wide * (1.0 - jnp.square(tanh(wide))) * inner
+    scale, square = (2.0 / math.pi) ** 0.5, jnp.square(wide)
+    tanh = jnp.tanh(scale * wide * (1.0 + 0.044715 * square))
+    below, inner = 0.5 * (1.0 + tanh), scale * (1.0 + 3.0 * 0.044715 * square)
+    return wide * below, below + 0.5 * wide * (1.0 - jnp.square(tanh)) * inner
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

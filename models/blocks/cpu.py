@@ -108,12 +108,6 @@ def _divide_gradients(residuals: tuple[Array, Array], g: Array) -> tuple[Array, 
 divide.defvjp(lambda x, total: (y := x / total, (y, total)), _divide_gradients)
 
 
-def again(x: Array) -> Array:
-    """Return x such that XLA:CPU takes it for another array and recomputes what follows from it, in one pass.
-    Otherwise XLA:CPU writes the part that value and slope of an activation share, and reads it in a second pass."""
-    return x * jax.lax.platform_dependent(jnp.float32(1), cpu=_held, default=lambda factor: factor)
-
-
 def behind_condition(put: Callable[[Array, Array, Array], Array], places: Array, new: Array, filled: Array) -> Array:
     """Return put(places, new, filled) for one row, [1, heads, places, head_dim], behind a condition that always holds.
 

@@ -71,9 +71,7 @@ def _otherwise(config: BigBirdConfig, heads: Collection[str]) -> list[str]:
 
 class SpanHead(TaskHead):
     """Scores of starts and ends of spans, after one more feed-forward block, whose residual branch has no dropout.
-
-    feed_forward: width inside this block.
-    """
+    feed_forward: width inside this block."""
 
     feed_forward: int = 0
     norm_epsilon: float = 0.0
