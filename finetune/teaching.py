@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,8 @@ RANGES = {"temperature": POSITIVE, "soft_weight": NOT_NEGATIVE, "own_weight": NO
 class Taught(FinetuningTask):
     """Base class of tasks that a teacher can teach (Hinton et al. 2015, arXiv:1503.02531, section 2). `scores` gives
     `logits`; those of a single label are numbers, compared by their squared difference."""
+
+    term: ClassVar[str]  # name of the loss on the labels
 
     # Also learn the probabilities of this model, a finetuned run or a Hugging Face folder with the same tokenizer and
     # labels; it is read when the run starts and kept in the workdir
@@ -43,10 +46,10 @@ class Taught(FinetuningTask):
         """Return the weight of each prediction in the losses, f32[rows, ...]; 0 where there is none."""
 
     def weights(self, batch):
-        return {SOFT: self.loss_weights(batch).sum()} if self.teacher else {}
+        return dict.fromkeys((self.term, SOFT) if self.teacher else (self.term,), self.loss_weights(batch).sum())
 
     def coefficients(self, step):
-        return {SOFT: self.soft_weight} if self.teacher else {}
+        return {self.term: self.own_weight} | ({SOFT: self.soft_weight} if self.teacher else {})
 
     def loss(self, model, params, batch, carry, moment):
         outputs = self.scores(model, params, batch, moment.noise)

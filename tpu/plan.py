@@ -52,14 +52,11 @@ class Plan(NamedTuple):
     def moments(self) -> dict[str, float]:
         """Bytes that a device holds at its peaks; each includes the batches that wait for their step."""
         ahead = self.work.ahead * self.parts.get("batch", 0)
-        held = {"in a step": self.report.total, "while a checkpoint is written": self.during_checkpoint}
+        with_checkpoint = sum(self.parts.values()) + self.work.checkpoint
+        held = {"in a step": self.report.total, "while a checkpoint is written": with_checkpoint}
         if self.evaluation is not None:
             held["in evaluation"] = self.evaluation
         return {name: size + ahead for name, size in held.items()}
-
-    @property
-    def during_checkpoint(self) -> int:
-        return sum(self.parts.values()) + self.work.checkpoint
 
     @property
     def needed(self) -> float:

@@ -51,6 +51,7 @@ class Classify(Taught):
     """
 
     asks: ClassVar[tuple[str, ...]] = (CLASSIFIER,)
+    term: ClassVar[str] = "label"
 
     text: tuple[str, ...] = ("text",)  # column of the text, or two columns of a pair of texts
     label: str = "label"  # column of the label
@@ -183,9 +184,9 @@ class Classify(Taught):
         return terms | self.soft_terms(batch, moment, *twice), carry, {}
 
     def weights(self, batch):
-        of_rows = self.loss_weights(batch).sum()
-        further = super().weights(batch) | ({"r_drop": of_rows} if self.r_drop else {})
-        return {"label": of_rows} | further | ({"text": _next(batch["segments"] > 0).sum()} if self.auxiliary else {})
+        of_terms = super().weights(batch)
+        of_terms |= {"r_drop": of_terms["label"]} if self.r_drop else {}
+        return of_terms | ({"text": _next(batch["segments"] > 0).sum()} if self.auxiliary else {})
 
     def loss_weights(self, batch):
         labels = batch["labels"]
@@ -196,8 +197,7 @@ class Classify(Taught):
 
     def coefficients(self, step):
         further = {"r_drop": self.r_drop, "text": self.auxiliary}
-        further = {term: factor for term, factor in further.items() if factor}
-        return {"label": self.own_weight} | super().coefficients(step) | further
+        return super().coefficients(step) | {term: factor for term, factor in further.items() if factor}
 
     def terms(self, outputs, batch):
         logits, labels, weights = outputs["logits"], batch["labels"], self.loss_weights(batch)

@@ -5,6 +5,7 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 @dataclasses.dataclass(frozen=True)
 class Tag(Taught):
     """A head predicts a tag for each word."""
+
+    term: ClassVar[str] = "tag"
 
     # Columns, counted from 1, of files with one word a line: the word, by default the first, in CoNLL-U the second; and
     # the tag, by default the last, in CoNLL-U the fourth, UPOS
@@ -109,14 +112,8 @@ class Tag(Taught):
         outputs, terms = super().forward(model, params, batch, moment)
         return {"tags": outputs["tags"]}, terms  # only what answers need leaves the device
 
-    def weights(self, batch):
-        return {"tag": self.loss_weights(batch).sum()} | super().weights(batch)
-
     def loss_weights(self, batch):
         return (batch["labels"] != NONE).astype(jnp.float32)
-
-    def coefficients(self, step):
-        return {"tag": self.own_weight} | super().coefficients(step)
 
     def terms(self, outputs, batch):
         if self.crf:
