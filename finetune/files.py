@@ -26,10 +26,8 @@ class Record(NamedTuple):
 
 def records(file: Path, columns: Mapping[str, str]) -> list[Record]:
     """Return the records of a .tsv or .csv file with a header line, or of a .jsonl or .parquet file.
-
     .tsv files have no quotes, like GLUE's; .csv files have quotes.   columns: the columns to read -> the options that
-    name them.   UserError if a record lacks a column or the file cannot be read.
-    """
+    name them.   UserError if a record lacks a column or the file cannot be read."""
     form = FORMS.get(file.suffix)
     if form is None:
         raise UserError(f"{file}: is not a file of records; give one that ends in {', '.join(FORMS)}")

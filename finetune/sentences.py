@@ -128,10 +128,8 @@ class Pieces(NamedTuple):
 
 def rows_of(made: Made, words: Sequence[Sequence[str]], length: int) -> list[list[Pieces]]:
     """Encode each sentence as rows of at most `length` tokens, with the tokenizer's special tokens around them.
-
     Words are joined by spaces. A longer sentence is split greedily between words into rows. A word longer than a row
-    keeps its first pieces. Words without pieces are in no row.
-    """
+    keeps its first pieces. Words without pieces are in no row."""
     made.tokenizer.no_truncation()
     encodings = made.tokenizer.encode_batch([" ".join(sentence) for sentence in words])
     return [_rows(encoding, sentence, length) for encoding, sentence in zip(encodings, words, strict=True)]

@@ -91,10 +91,8 @@ def hits(opened: Opened, rows: Sequence[Row]) -> list[np.ndarray]:
 def best_heads(opened: Opened, given: Sequence[Tree], length: int, least: int) -> tuple[list[dict], dict[str, int]]:
     """Return a table row for all relations and for each with at least `least` words, the most frequent first, and the
     number of words left out by reason.
-
     A table row has the accuracy of the best attention head and that of the best fixed offset, in words, from dependent
-    to head. Both are chosen on these trees.   UserError if no word is in a row with its head.
-    """
+    to head. Both are chosen on these trees.   UserError if no word is in a row with its head."""
     rows = rows_of_trees(opened, given, length)
     if not rows:
         cure = f"give another file, or raise --length {length}"

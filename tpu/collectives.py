@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tpu.groups import Groups, groups
-from tpu.hlo import Array, Instruction, Module, Run, arrays, inside, runs
+from tpu.hlo import Array, Instruction, Module, Run, arrays, inside
 
 # A 'send' goes to another slice, through the hosts.
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all", "send")
@@ -35,13 +35,6 @@ class Collective(NamedTuple):
     def group(self) -> int:
         """The number of devices that exchange with each other."""
         return 2 if self.kind in ("send", "collective-permute") else len(self.groups[0])
-
-
-def collectives(module: Module) -> list[Collective]:
-    """Return every collective of a program; a -start and its -done count once."""
-    found = of_runs(runs(module), module.devices)
-    copies = {collective.channel: collective for collective in found if collective.channel}
-    return [c for c in found if not c.channel or copies.pop(c.channel, None)]
 
 
 def of_instruction(module: Module, run: Run) -> list[Collective]:

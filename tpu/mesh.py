@@ -120,10 +120,8 @@ class Estimate(NamedTuple):
 def automatic_mesh(devices: int, load: Load, slices: int = 1) -> MeshShape:
     """Return the mesh with the shortest step, by `estimated`, among those whose training state takes at most 0.35 of a
     chip's memory.
-
     If none does, take the largest fsdp; if parameters fit unsharded and fsdp would hardly help, take fsdp=1. fsdp is a
-    power of two and at most MAX_FSDP.
-    """
+    power of two and at most MAX_FSDP."""
     shapes = _candidates(devices, slices, load.divisor)
     seconds = {shape: estimated(shape, load).seconds for shape in shapes if _fits(shape, load)}
     if not seconds:

@@ -36,10 +36,8 @@ class Clocks(NamedTuple):
 
 def timeline(module: Module, clocks: Clocks, name: str = "") -> Timeline:
     """Simulate a computation, by default the program's, in the order of its schedule.
-
     Collectives on the same links run one after the other. A loop whose length depends on the data counts as one
-    iteration, a conditional as all of its branches.
-    """
+    iteration, a conditional as all of its branches."""
     computation = module.computations[name or module.entry]
     links, last = _Links(), _last_of_channels(module, computation)
     for instruction in computation.values():

@@ -137,10 +137,8 @@ def seen(config: DecoderConfig, shape: Shape) -> float:
 
 def decoder_family(model_type: str, heads: tuple[Head, ...], classes: str, tokens: str, **others: Any) -> Family:
     """Declare the family of GPT or of a relative.
-
     model_type: in its config.json.   classes: how the names of its classes begin.   tokens: its tensor of embeddings.
-    others: as in `declare`.
-    """
+    others: as in `declare`."""
     usual = {
         "inputs": INPUTS,
         "seen": seen,

@@ -72,10 +72,8 @@ class Encoder(WithHeads):
     @nn.compact
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
         """Run the trunk -> [rows, length, width]. Dropout is on if noise u32[rows, 2] is given.
-
         slots: i32[rows, n], the positions whose output is wanted -> [rows, n, width]; the last layer then computes no
-        others.
-        """
+        others."""
         embedded, mask = self.embeddings(inputs), self.mask(inputs)
         layer = self.layer and self.layer(self.config, self.program, parent=None)
         return encode(self, self.config, embedded, mask, noise, self.program, slots, layer)

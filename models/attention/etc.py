@@ -124,10 +124,8 @@ class LongGlobalAttention(nn.Module):
 
 def sights(segments: Array, global_segments: Array, global_of: Array, block: int, window: int) -> tuple[Sight, Sight]:
     """Return what the long queries and the global queries see.
-
     segments, global_segments: i32[batch, length], i32[batch, globals]; 0 is padding, which real tokens do not see.
-    global_of: i32[batch, length], the index of the global token that each long token belongs to, -1 for none.
-    """
+    global_of: i32[batch, length], the index of the global token that each long token belongs to, -1 for none."""
     linked = global_of[:, :, None] == jnp.arange(global_segments.shape[1])
     of_long = Sight(segments, global_segments, linked, block, window)
     of_globals = Sight(global_segments, segments, linked.swapaxes(1, 2), global_segments.shape[1], 1)

@@ -66,10 +66,8 @@ class Draw(NamedTuple):
 def crossover(blocks: Blocks) -> int:
     """Return the length beyond which `attention` is faster than the dense form: the pairs that it computes for each
     query, which are the keys that it reads and its share of the whole rows that `blocks.rows` read.
-
     Measured only on a CPU, with BigBird's pattern (512 + 128 pairs) and width 768, forward and backward. Time relative
-    to the dense form: 1.25 for rows of 512 tokens, 1.06 for 640, 0.58 for 768, 0.39 for 1,024.
-    """
+    to the dense form: 1.25 for rows of 512 tokens, 1.06 for 640, 0.58 for 768, 0.39 for 1,024."""
     named = len(blocks.offsets) + len(blocks.columns) + len(blocks.rows) + blocks.drawn.shape[-1]
     return named * blocks.block
 

@@ -20,10 +20,8 @@ _held = jax.lax.optimization_barrier  # XLA neither optimizes through it nor swa
 @contextlib.contextmanager
 def turned_weights() -> Iterator[None]:
     """While a program is traced in this context, `product` expects x with few rows and w stored as [out, in].
-
     The weights of each output are then contiguous. For 226 MB of weights and 8 rows, one core took 21 ms with XLA:CPU's
-    YNNPACK, instead of 42 ms; for one row, 15 instead of 19 ms.
-    """
+    YNNPACK, instead of 42 ms; for one row, 15 instead of 19 ms."""
     token = _turned.set(True)
     try:
         yield
@@ -43,10 +41,8 @@ def turned_product(x: Array, w: Array) -> Array:
 
 def weight_gradient(x: Array, g: Array) -> Array:
     """Return x [rows, in].T @ g [rows, out] as float32.
-
     Eigen reads a left factor slowly by columns: 103 GFLOP/s for [4096, 512].T @ [4096, 128], against 150 with a copy of
-    the narrower factor, including the copy.
-    """
+    the narrower factor, including the copy."""
 
     def times(left, right):
         return jnp.matmul(_held(left.T), right, preferred_element_type=jnp.float32)
@@ -110,8 +106,6 @@ divide.defvjp(lambda x, total: (y := x / total, (y, total)), _divide_gradients)
 
 def behind_condition(put: Callable[[Array, Array, Array], Array], places: Array, new: Array, filled: Array) -> Array:
     """Return put(places, new, filled) for one row, [1, heads, places, head_dim], behind a condition that always holds.
-
     Without it, XLA:CPU drops the axis of length 1 for the products that read the result, and so writes the result
-    twice, each time into a copy of all places: 5 ms for a token of gpt2-small with 192 places.
-    """
+    twice, each time into a copy of all places: 5 ms for a token of gpt2-small with 192 places."""
     return jax.lax.cond(filled < places.shape[2], put, lambda places, new, filled: places, places, new, filled)

@@ -102,10 +102,8 @@ def padding_bias(vocab_size: int) -> Array:
 
 def token_table(module: nn.Module, vocab_size: int, width: int, init_std: float, name: str = "tokens") -> Array:
     """Make a parameter of a module: an embedding table f32[padded, width], whose padding rows are 0.
-
     They stay 0: `tied_logits` gives them no gradient, and weight decay of 0 is 0. So they do not count in a norm over
-    the table, such as that of LAMB's trust ratio. Other values, from a checkpoint, are kept, decay, and do count.
-    """
+    the table, such as that of LAMB's trust ratio. Other values, from a checkpoint, are kept, decay, and do count."""
 
     def init(key: Array, shape: tuple[int, ...]) -> Array:
         drawn = nn.initializers.normal(init_std)(key, shape)

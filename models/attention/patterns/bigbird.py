@@ -27,10 +27,8 @@ def check(pattern, depth: int, heads: int, number: int) -> None:
 
 def blocks(pattern, depth: int, heads: int, number: int) -> Blocks:
     """Return the blocks of all layers as NumPy arrays [depth, ...].
-
     How many blocks draw a given block is random in each head of each layer: pattern.random on average, with a standard
-    deviation of about its square root.
-    """
+    deviation of about its square root."""
     first, last = _ends(pattern)
     ends, half = (*range(first), *range(number - last, number)), min(pattern.window // 2, number - 1)
     begins_ends = _window(pattern, number)
