@@ -130,7 +130,7 @@ def is_causal(model_config: Any) -> bool:
     return isinstance(family_of(model_config).module(model_config, Program()), CausalDecoder)
 
 
-def hidden_states(model: nn.Module, params: Params, batch: Batch, noise: Noise = None, slots: Noise = None, **how):
+def hidden_states(model: nn.Module, params: Params, batch: Batch, noise: Noise = None, slots: Any = None, **how) -> Any:
     """Return the trunk's hidden states [rows, length, width], or only those at slots i32[rows, n]: [rows, n, width].
     how: of `model.apply`, like `mutable`, with which it also returns what the model records."""
     inputs, variables = inputs_of(model, batch), {"params": params}

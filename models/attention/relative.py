@@ -1,8 +1,6 @@
 """Attention with relative positions and a memory (Dai et al. 2019, arXiv:1901.02860, section 3), and the attention
 block that Transformer-XL and XLNet share."""
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -98,7 +96,9 @@ class RelativeAttention(nn.Module):
         """Project hidden [batch, memory + length, width] and a table of distances [batch or 1, distances, width]."""
         return Context(*map(kept, (self.key(hidden), self.value(hidden), self.position(table))))
 
-    def __call__(self, x: Array, context: Context, biases: Biases, mask: Mask, noise: Noise, types: Any = None):
+    def __call__(
+        self, x: Array, context: Context, biases: Biases, mask: Mask, noise: Noise, types: Types | None = None
+    ) -> Array:
         """Return norm(x + dropout(output(attend(x)))) for x [batch, n, width]; see `relative_attention`."""
         sizes = self.sizes
         sizes.check_usual("relative attention")
