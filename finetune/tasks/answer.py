@@ -69,7 +69,6 @@ class Answer(FinetuningTask):
     asks: ClassVar[tuple[str, ...]] = (SPANS,)
 
     stride: int = 0  # tokens between the starts of two windows; 0: half of a window's passage tokens
-    question_last: bool = False  # put the question after the passage
     max_question_tokens: int = 64  # longer questions are cut
     max_answer_tokens: int = 30  # maximum number of tokens in a predicted answer
     threshold: float | None = None  # predict no answer if it outscores the span by more; default: best on --dev
@@ -78,12 +77,6 @@ class Answer(FinetuningTask):
     def __post_init__(self):
         ranges = {"stride": COUNT_OR_NONE, "max_question_tokens": COUNT, "max_answer_tokens": COUNT}
         check_ranges(self, ranges, "--")
-
-    def suited(self, model_config):
-        task = super().suited(model_config)
-        if task.causal and self.question_last:
-            raise UserError("--question-last: this model reads from left to right, so the question first; leave it out")
-        return task
 
     @property
     def columns(self):
@@ -124,19 +117,18 @@ class Answer(FinetuningTask):
         if len(question) > self.max_question_tokens:
             told["questions longer than --max-question-tokens, which are cut"].append(one.where)
             question = question[: self.max_question_tokens]
-        first = len(frame.before) + (0 if self.question_last else len(question) + len(frame.between))
+        asked = len(frame.before) + np.arange(len(question))
+        first = len(frame.before) + len(question) + len(frame.between)
         span = None if one.span is None else _tokens_of(one, passage)
         for begin, end in self._windows(one, passage, length - frame.size - len(question), length):
-            of_passage = passage.tokens[begin:end]
-            row = framed(frame, *((of_passage, question) if self.question_last else (question, of_passage)))
+            row = framed(frame, question, passage.tokens[begin:end])
             offsets = np.full((len(row[0]), 2), NONE, np.int32)
             offsets[first : first + end - begin] = passage.offsets[begin:end]
             place = frame.place % len(row[0])
-            asked = len(frame.before) + (end - begin + len(frame.between)) * self.question_last
             is_whole = span is not None and begin <= span[0] and span[1] < end
             targets = [at - begin + first for at in span] if is_whole else [place, place]
             known_targets = targets if one.label else [NONE, NONE]
-            found.append(Window(*row, offsets, example, place, *known_targets, asked + np.arange(len(question))))
+            found.append(Window(*row, offsets, example, place, *known_targets, asked))
         if span is not None and all(row.start == row.place for row in found):
             told["answers that no window contains whole, which count as no answer in the loss"].append(one.where)
         return found

@@ -62,8 +62,6 @@ def test_windows_have_all_of_a_passage_and_the_answers_that_they_have_whole(made
     assert whole.types[: whole.starts[1]].tolist() == [0] * 3 + [1] * 15
     halves = Answer().encode([asked("m")], made, (), 11)
     assert len(halves) == len(rows) and halves.tokens.tolist() == rows.tokens.tolist()
-    last = Answer(question_last=True, stride=6).encode([asked("m")], made, (), 11)
-    assert [*shown(made, last)][-1] == ("[CLS] l m [SEP] what x [SEP]", "m")
     causal = Answer(causal=True, stride=6).encode([asked("k")], ending(made), (), 11)
     assert [*shown(made, causal)] == [
         ("what x [SEP] a b c d e f g [SEP]", "[SEP]"),
