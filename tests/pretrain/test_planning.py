@@ -15,7 +15,7 @@ from pretrain.training import placement
 from pretrain.training.step import model_flops
 from tests.pretrain import tiny, toys
 from tests.pretrain.fields import replaced
-from tpu import calibration, compiler, plan_report
+from tpu import compiler, plan_report
 from tpu import plan as plans
 from tpu.__main__ import main
 from tpu.compiler import Report
@@ -175,7 +175,7 @@ def test_a_plan_is_printed_for_every_phase(on_cpu, capsys, tmp_path):
     ],
 )
 def test_a_range_ends_where_a_measurement_lay_to_that_side_of_its_estimate(mfu, ratios, said, monkeypatch):
-    monkeypatch.setattr(calibration, "RATIOS", dict(enumerate(("v5p", ratio) for ratio in ratios)))
+    monkeypatch.setattr(plan_report, "RATIOS", dict(enumerate(("v5p", ratio) for ratio in ratios)))
     estimate = SimpleNamespace(seconds=1.0, kernels=0.0, compute=1.0, memory=0.0, collectives=0.0, exposed=0.0)
     planned = SimpleNamespace(
         estimate=estimate, tokens_per_second=1.0, mfu=mfu, topology=SimpleNamespace(generation="v5p")
