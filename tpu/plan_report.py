@@ -16,8 +16,8 @@ from tpu.plan import MARGIN, Largest, Plan
 
 LISTED = 10  # how many operations and collectives to list, the largest first
 PARTIAL = "plans.partial.md"
-# How far estimates are from published measurements: TPU generation, and the ratio of estimated to measured share of the peak, by `python -m benchmarks.plans calibration`;
-# benchmarks/results/plans.md says what was measured.
+# How far estimates are from published measurements: TPU generation, and the ratio of estimated to measured share of the
+# peak, by `python -m benchmarks.plans calibration`; benchmarks/results/plans.md says what was measured.
 RATIOS = {
     "layers of MaxText's 32B on 64 chips": ("v5p", 1.10),
     "layers of Llama2-70B on 64 chips": ("v5p", 1.03),
