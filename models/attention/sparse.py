@@ -20,7 +20,7 @@ from models.attention.exchange import WHOLE, Part
 from models.attention.layouts import HEADS_APART, Mixing
 from models.attention.mask import Mask
 from models.attention.patterns.blocks import Blocks
-from models.blocks import cpu
+from models.blocks.products import contraction
 from models.core.noise import bits_at, stays
 from models.core.parameters import Noise
 from models.core.sharding import current_rules
@@ -256,7 +256,7 @@ def mix(queries: Queries, read: list[Keys], mask: Mask, draw: Draw | None, part:
         weights = [_dropped(w, queries, keys, draw) for w, keys in zip(weights, read, strict=True)]
     mixed = sum(_product(w.astype(keys.v.dtype), keys.v, "v") for w, keys in zip(weights, read, strict=True))
     top, total, mixed = exchange.combined(top, total, mixed, part)
-    mixed = cpu.divide(mixed, total)
+    mixed = mixed / total
     if mask.blind:
         mixed = jnp.where(top > lowest, mixed, 0)
     return mixed.astype(queries.q.dtype)
@@ -270,7 +270,7 @@ def _product(x: Array, y: Array, kind: str) -> Array:
         return jnp.einsum(lead + inner.format(lead), x, y, preferred_element_type=jnp.float32)
 
     if y.shape[2] > 1 or x.shape[2] == 1:
-        return multiply("bhn", x, y) if kind == "k" else cpu.matmul(x, y)
+        return multiply("bhn", x, y) if kind == "k" else contraction("bhnqk,bhnkd->bhnqd", x, y.astype(jnp.float32))
     # All queries as one matrix: with two axes of rows XLA:CPU takes twice the time.
     flat = multiply("bh", x.reshape(*x.shape[:2], -1, x.shape[-1]), y[:, :, 0])
     return flat.reshape(*x.shape[:-1], -1)

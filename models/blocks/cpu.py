@@ -1,8 +1,5 @@
-"""Operations rewritten into forms that XLA:CPU computes faster, with the same result; measured on AVX-512.
-
-The callers define the mathematics: `products.py`, and attention by blocks and with a cache. Other platforms use only
-`matmul` and `divide` from here.
-"""
+"""Operations rewritten into forms that XLA:CPU computes faster, with the same result; measured on AVX-512. The callers
+define the mathematics: `products.py` and attention with a cache."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -63,41 +60,6 @@ def scores(hidden: Array, table: Array) -> Array:
 def column_sums(g: Array) -> Array:
     """Sum g [rows, n] over rows by a product: 3 ms at [640, 30592]; XLA's sum takes 85, a 30th of memory's speed."""
     return jnp.ones(g.shape[0], g.dtype) @ g
-
-
-@jax.custom_vjp
-def matmul(x: Array, y: Array) -> Array:
-    """Return x [..., n, m] @ y [..., m, d] as float32.
-    JAX's own rule transposes y's gradient, and adding up windows of transposed gradients takes four times as long."""
-    return jnp.matmul(x, y, preferred_element_type=jnp.float32)
-
-
-def _matmul_gradients(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
-    x, y = residuals
-    g = g.astype(x.dtype)
-    of_x = jnp.einsum("...nd,...md->...nm", g, y, preferred_element_type=jnp.float32)
-    of_y = jnp.einsum("...nm,...nd->...md", x, g, preferred_element_type=jnp.float32)
-    return of_x.astype(x.dtype), of_y.astype(y.dtype)
-
-
-matmul.defvjp(lambda x, y: (matmul(x, y), (x, y)), _matmul_gradients)
-
-
-@jax.custom_vjp
-def divide(x: Array, total: Array) -> Array:
-    """Return x f32[..., n] / total f32[..., 1]. The sum in total's gradient would be fused with the copies before it
-    and take five times as long as a product with ones."""
-    return x / total
-
-
-def _divide_gradients(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
-    y, total = residuals
-    by_product = lambda x: jnp.matmul(x, jnp.ones((x.shape[-1], 1), x.dtype), precision="highest")
-    of_y = jax.lax.platform_dependent(g * y, cpu=by_product, default=lambda x: x.sum(-1, keepdims=True))
-    return g / total, -of_y / total
-
-
-divide.defvjp(lambda x, total: (y := x / total, (y, total)), _divide_gradients)
 
 
 def behind_condition(put: Callable[[Array, Array, Array], Array], places: Array, new: Array, filled: Array) -> Array:
