@@ -28,9 +28,8 @@ COMMANDS = "run", "augment", "several", "suite", "eval", "export", "probe", "att
 def main(arguments: list[str]) -> int:
     """Run a command and return its exit status."""
     prepare_program()
-    return dispatch(
-        arguments, USAGE, COMMANDS, lambda name, rest: import_module(f"finetune.commands.{name}").main(rest)
-    )
+    run = lambda name, rest: import_module(f"finetune.commands.{name}").main(rest)
+    return dispatch(arguments, USAGE, COMMANDS, run)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from data_pipelines.examples.layout import Chosen, Feature
 from data_pipelines.examples.masking import Masking, SpecialTokens, mask, predictions
 from data_pipelines.examples.unified_pairs import FIRST_TYPES, SEQUENCE
 from data_pipelines.tokenizers.made import cloze_tokens
-from finetune.rows import Rows, TaskRows, joined
+from finetune.rows import Row, Rows, TaskRows, joined
 
 MASKING = Masking(rate=0.7, mask=1.0, random=0.0)  # as in the authors' code for its tasks, but each becomes [MASK]
 SOURCE = int(FIRST_TYPES[SEQUENCE])
@@ -20,9 +20,7 @@ SOURCE = int(FIRST_TYPES[SEQUENCE])
 @dataclass(frozen=True)
 class ClozeRows(TaskRows):
     """A batch also has the prediction arrays of `MaskedRows`; training draws masked tokens anew in each epoch.
-
-    target_length: most tokens of a target.
-    """
+    target_length: most tokens of a target."""
 
     target_length: int = 0
 
@@ -51,9 +49,7 @@ def cloze_rows(
     sources: Sequence[np.ndarray], targets: Sequence[np.ndarray], is_known: np.ndarray, special: dict[str, int]
 ) -> Rows:
     """Return rows [CLS] source [SEP] target, where a target ends with its end token, or is left out if not known.
-
-    Columns: `inputs`, the number of tokens before the target, and `mask`, the token.
-    """
+    Columns: `inputs`, the number of tokens before the target, and `mask`, the token."""
     cls, sep, mask_token = cloze_tokens(special, "--from")
     sources = [np.concatenate([[cls], source, [sep]]) for source in sources]
     sizes = np.array([len(source) for source in sources])
@@ -63,4 +59,5 @@ def cloze_rows(
     in_target = [place >= size for place, size in zip(places, sizes, strict=True)]
     ranks = [place * within for place, within in zip(places, in_target, strict=True)]
     columns = {"inputs": sizes, "mask": np.full(len(sizes), mask_token)}
-    return joined(tokens, [SOURCE + within for within in in_target], columns, {"ranks": ranks})
+    rows = [Row(row, SOURCE + within) for row, within in zip(tokens, in_target, strict=True)]
+    return joined(rows, columns, {"ranks": ranks})

@@ -25,9 +25,7 @@ class Development(NamedTuple):
 
 class DevelopmentSets:
     """The held-out sets of a phase's tasks, by name; an evaluator for `run_on`.
-
-    Each stage of a phase trains one bucket; buckets of a task have the same name before the colon.
-    """
+    Each stage of a phase trains one bucket; buckets of a task have the same name before the colon."""
 
     def __init__(self, sets: Mapping[str, Development], stages: Mapping[str, Stage]):
         self.sets, self.of = sets, {}
@@ -43,12 +41,8 @@ class DevelopmentSets:
             found[name] = figures_of(task, predictor, params, frozen, self.sets[name])[0]
         if [*found] == [""]:
             return found[""]
-        means = {
-            figure: sum(figures[figure] for figures in found.values()) / len(found) for figure in ("loss", "score")
-        }
-        return means | {
-            f"{name}/{figure}": value for name, figures in found.items() for figure, value in figures.items()
-        }
+        means = {figure: sum(one[figure] for one in found.values()) / len(found) for figure in ("loss", "score")}
+        return means | {f"{name}/{figure}": value for name, one in found.items() for figure, value in one.items()}
 
 
 def figures_of(
@@ -60,9 +54,7 @@ def figures_of(
     tell: Callable[[int], Any] = lambda done: None,
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Return the loss and metrics (empty for examples without labels) and the answers.
-
-    tell: called with the number of further rows done.
-    """
+    tell: called with the number of further rows done."""
     predictions = predictor(params, frozen, data.rows, tell)
     generated = task.generated(predictor.model, merged(merge(params, frozen)), predictor.mesh, data.rows, data.made)
     answers = task.answers(data.examples, data.rows, {**predictions.outputs, **generated}, data.labels)

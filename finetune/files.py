@@ -26,24 +26,22 @@ class Record(NamedTuple):
 
 def records(file: Path, columns: Mapping[str, str]) -> list[Record]:
     """Return the records of a .tsv or .csv file with a header line, or of a .jsonl or .parquet file.
-
     .tsv files have no quotes, like GLUE's; .csv files have quotes.   columns: the columns to read -> the options that
-    name them.   UserError if a record lacks a column or the file cannot be read.
-    """
+    name them.   UserError if a record lacks a column or the file cannot be read."""
     form = FORMS.get(file.suffix)
     if form is None:
         raise UserError(f"{file}: is not a file of records; give one that ends in {', '.join(FORMS)}")
     read = {"tab": _tab, "comma": _comma, "json": _json, "parquet": _parquet}[form]
+    content = _named(file, read(file)) if form in ("tab", "comma") else read(file)
     found = []
-    for number, fields in with_errors(file, read(file)):
+    for number, fields in with_errors(file, content):
         where = f"{file}, line {number}"
         fields = {name: None if value != value else value for name, value in fields.items()}  # NaN: missing
         if lacking := [name for name in columns if fields.get(name) is None]:
             present = ", ".join(name for name, value in fields.items() if value is not None) or "nothing"
             options = " and ".join(dict.fromkeys(columns[name] for name in lacking))
-            raise UserError(
-                f"{where}: has no {' and no '.join(lacking)}, but has {present}; name columns with {options}"
-            )
+            none = " and no ".join(lacking)
+            raise UserError(f"{where}: has no {none}, but has {present}; name columns with {options}")
         found.append(Record(where, fields))
     if not found:
         raise UserError(f"{file}: has no records; give another file")
@@ -80,8 +78,8 @@ def text_lines(file: Path) -> Iterator[str]:
             yield line.removesuffix("\n")
 
 
-def _tab(file: Path) -> Iterator[tuple[int, dict]]:
-    return _named(file, ((number, line.split("\t") if line else []) for number, line in enumerate(text_lines(file), 1)))
+def _tab(file: Path) -> Iterator[tuple[int, list[str]]]:
+    return ((number, line.split("\t") if line else []) for number, line in enumerate(text_lines(file), 1))
 
 
 def _named(file: Path, lines: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, dict]]:
@@ -92,7 +90,9 @@ def _named(file: Path, lines: Iterator[tuple[int, list[str]]]) -> Iterator[tuple
         if not values:
             blank = number
         elif not names:
-            names, blank = _distinct(file, values), 0
+            names, blank = values, 0
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise UserError(f"{file}, line 1: has two columns {twice[0]!r}; rename one of them")
         elif len(values) != len(names):
             raise UserError(f"{file}, line {number}: has {len(values)} columns, but the first line has {len(names)}")
         elif blank and len(names) == 1:
@@ -101,18 +101,7 @@ def _named(file: Path, lines: Iterator[tuple[int, list[str]]]) -> Iterator[tuple
             yield number, dict(zip(names, values, strict=True))
 
 
-def _distinct(file: Path, names: list[str]) -> list[str]:
-    """Return the column names of a file. UserError if a name occurs twice."""
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"{file}, line 1: has two columns {twice[0]!r}; rename one of them")
-    return names
-
-
-def _comma(file: Path) -> Iterator[tuple[int, dict]]:
-    return _named(file, _quoted(file))
-
-
-def _quoted(file: Path) -> Iterator[tuple[int, list[str]]]:
+def _comma(file: Path) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(sys.maxsize)  # the default limit is 131,072 characters
     with file.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines, strict=True)

@@ -39,9 +39,7 @@ def looked(
     opened: Opened, rows: Rows, look: Callable[[nn.Module, Params, Batch], Array], tokens: int = TOKENS
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield (row indices i64[n], result of `look` [layers, n, ...]) for all rows, in batches of similar length.
-
-    tokens: approximate size of a batch; its whole result is in memory at once.
-    """
+    tokens: approximate size of a batch; its whole result is in memory at once."""
     lengths, above = np.maximum(rows.lengths, 1), 0  # also keep rows without tokens
     for length in buckets(lengths, longest=getattr(opened.config, "positions", LONGEST)):
         layout = TaskRows(length, above, ())

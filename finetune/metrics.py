@@ -48,9 +48,7 @@ def of_numbers(right: Sequence[float], given: Sequence[float]) -> dict[str, floa
 def of_tags(right: Sequence[list[str]], given: Sequence[list[str]], labels: Sequence[str]) -> dict[str, float]:
     """Return the accuracy over words, preceded by seqeval's F1, precision and recall of spans if all labels are span
     tags. As in CoNLL-2000's script, an inside tag that continues no span starts one.
-
-    Span tags begin with B, I, E or S; M, L and U are other names of I, E and S.
-    """
+    Span tags begin with B, I, E or S; M, L and U are other names of I, E and S."""
     from seqeval.metrics import accuracy_score
     from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 

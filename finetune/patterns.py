@@ -12,10 +12,8 @@ from pretrain.recipe import check_pattern
 
 def served(config: Any, longest: int) -> Any:
     """Return the config with a pattern for rows of at most `longest` tokens.
-
     BigBird's attention is dense on rows of few blocks, as in transformers. Longformer's blocks are limited to the row,
-    which does not change its windows.
-    """
+    which does not change its windows."""
     if not hasattr(config, "pattern"):
         return config
     pattern, changes = config.pattern, {}

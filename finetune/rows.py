@@ -19,9 +19,7 @@ SHAPES = 4  # largest number of row lengths to compile programs for
 
 class Rows(NamedTuple):
     """Ragged rows, with the tokens of all rows concatenated.
-
-    tokens, types: i32[total].   starts: i64[n + 1].   columns: name -> [n, ...].   of_tokens: name -> [total, ...].
-    """
+    tokens, types: i32[total].   starts: i64[n + 1].   columns: name -> [n, ...].   of_tokens: name -> [total, ...]."""
 
     tokens: np.ndarray
     types: np.ndarray
@@ -38,16 +36,22 @@ class Rows(NamedTuple):
         return len(self.starts) - 1
 
 
+class Row(NamedTuple):
+    """types: None for zeros.   place: position of the token that a head reads for the whole row."""
+
+    tokens: Sequence[int]
+    types: Sequence[int] | None = None
+    place: int = 0
+
+
 def joined(
-    tokens: Sequence[Sequence[int]],
-    types: Sequence[Sequence[int]],
-    columns: Mapping[str, np.ndarray],
-    of_tokens: Mapping[str, Sequence[np.ndarray]] | None = None,
+    rows: Sequence, columns: Mapping[str, np.ndarray] = {}, of_tokens: Mapping[str, Sequence[np.ndarray]] = {}
 ) -> Rows:
-    """Return Rows from a list of tokens and of types for each row."""
+    """Join rows, which have tokens and types like `Row`."""
     flat = lambda lists: np.concatenate([np.asarray(one, np.int32) for one in lists] or [np.zeros(0, np.int32)])
-    starts = np.cumsum([0, *map(len, tokens)])
-    return Rows(flat(tokens), flat(types), starts, columns, {k: flat(v) for k, v in (of_tokens or {}).items()})
+    starts = np.cumsum([0, *(len(row.tokens) for row in rows)])
+    types = flat(np.zeros(len(row.tokens)) if row.types is None else row.types for row in rows)
+    return Rows(flat(row.tokens for row in rows), types, starts, columns, {k: flat(v) for k, v in of_tokens.items()})
 
 
 class RowsOfBucket(NamedTuple):
@@ -109,9 +113,8 @@ class TaskRows(RowLayout):
         batch = {"tokens": rows.tokens[at] * is_token, "types": rows.types[at] * is_token, "segments": is_token}
         batch = {name: array.astype(np.int32) for name, array in batch.items()}
         batch |= {name: rows.columns[name][which].astype(one.dtype) for name, one in self.columns}
-        return batch | {
-            name: per_token(rows.of_tokens[name], one.fill).astype(one.dtype) for name, one in self.of_tokens
-        }
+        of_tokens = rows.of_tokens
+        return batch | {name: per_token(of_tokens[name], one.fill).astype(one.dtype) for name, one in self.of_tokens}
 
 
 def buckets(lengths: np.ndarray, most: int = SHAPES, longest: int = 2**31 - 1) -> list[int]:

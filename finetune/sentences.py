@@ -13,8 +13,6 @@ from data_pipelines.tokenizers.made import Made
 from finetune.files import FORMS, as_text, records, text_lines, with_errors
 
 NONE = -1  # stands for no word or no tag
-OF_SENTENCES = "text_a\tlabel"  # header of a .tsv with one sentence a line (tasks of ERNIE, Sun et al. 2019)
-BETWEEN = "\2"  # separates words, and tags, in such a file
 
 
 class Sentence(NamedTuple):
@@ -43,12 +41,10 @@ class Word(NamedTuple):
 
 
 def sentences(file: Path, options: Options, columns: tuple[str, str], is_labelled: bool = True) -> list[Sentence]:
-    """Return the sentences of a file: .jsonl or .parquet with columns of words and of tags, .tsv with one sentence a
-    line, or else one word a line with blank lines between sentences. There the first column is the word and the last
-    its tag unless options say otherwise. For CoNLL-U, words are the syntactic words, each of which has a tag.
-
-    is_labelled: if false, whole sentences may lack tags.   UserError with file and line if malformed.
-    """
+    """Return the sentences of a file: .jsonl or .parquet with columns of words and of tags, or else one word a line
+    with blank lines between sentences. There the first column is the word and the last its tag unless options say
+    otherwise. For CoNLL-U, words are the syntactic words, each of which has a tag.
+    is_labelled: if false, whole sentences may lack tags.   UserError with file and line if malformed."""
     if FORMS.get(file.suffix) in ("json", "parquet"):
         found = _of_records(file, columns, is_labelled)
     else:
@@ -72,33 +68,23 @@ def _sentence(file: Path, words: Sequence[Word]) -> Sentence:
 def _of_records(file: Path, columns: tuple[str, str], is_labelled: bool) -> list[Sentence]:
     found = []
     for record in records(file, dict([*zip(columns, ("--words", "--tags"), strict=True)][: 1 + is_labelled])):
-        where, (words, tags) = record.where, (record.fields.get(name) for name in columns)
-        for name, value in zip(columns, (words, tags), strict=True):
+        where, lists = record.where, []
+        for name in columns:
+            value = record.fields.get(name)
             if not isinstance(value, list | None) or value == []:
                 raise UserError(f"{where}: {name}={value!r} is not a non-empty list; give one")
-        _check_numbers(where, words, words if tags is None else tags)
-        words, label = (
-            None if values is None else tuple(as_text(record, name, value) for value in values)
-            for name, values in zip(columns, (words, tags), strict=True)
-        )
-        line, label = int(where.rpartition(" ")[2]), label and tuple(tag.strip() for tag in label)
-        found.append(Sentence(file, (line,) * len(words), words, label))
+            lists.append(None if value is None else tuple(as_text(record, name, text) for text in value))
+        words, tags = lists
+        if tags is not None and len(words) != len(tags):
+            raise UserError(f"{where}: has {len(words)} words and {len(tags)} tags; give each word a tag")
+        lines = (int(where.rpartition(" ")[2]),) * len(words)
+        found.append(Sentence(file, lines, words, tags and tuple(tag.strip() for tag in tags)))
     return found
-
-
-def _check_numbers(where: str, words: Sequence, tags: Sequence) -> None:
-    if len(words) != len(tags):
-        raise UserError(f"{where}: has {len(words)} words and {len(tags)} tags; give each word a tag")
 
 
 def _of_lines(file: Path, options: Options) -> Iterator[list[Word]]:
     """Yield the words of each sentence."""
     lines = [*text_lines(file)]
-    if lines[:1] == [OF_SENTENCES]:
-        for number, line in enumerate(lines[1:], 2):
-            if line:
-                yield _of_line(f"{file}, line {number}", number, line)
-        return
     universal = any(len(cells := _cut(line)) == 10 and NUMBER.match(cells[0]) for line in lines[:200])
     words, expected = [], 0
     for number, line in enumerate(lines, 1):
@@ -130,15 +116,6 @@ def _cut(line: str) -> list[str]:
     return line.split("\t") if "\t" in line else line.split()
 
 
-def _of_line(where: str, number: int, line: str) -> list[Word]:
-    words, *tags = (column.split(BETWEEN) for column in line.split("\t"))
-    if len(tags) > 1:
-        raise UserError(f"{where}: has {1 + len(tags)} columns; give two, words and tags")
-    tags = tags[0] if tags else [None] * len(words)
-    _check_numbers(where, words, tags)
-    return [Word(number, word, tag) for word, tag in zip(words, tags, strict=True)]
-
-
 class Pieces(NamedTuple):
     """A row of a sentence, i32[length] each.   words: index of the word at its first piece, NONE at other tokens.
     owners: index of the word at all of its pieces."""
@@ -151,10 +128,8 @@ class Pieces(NamedTuple):
 
 def rows_of(made: Made, words: Sequence[Sequence[str]], length: int) -> list[list[Pieces]]:
     """Encode each sentence as rows of at most `length` tokens, with the tokenizer's special tokens around them.
-
     Words are joined by spaces. A longer sentence is split greedily between words into rows. A word longer than a row
-    keeps its first pieces. Words without pieces are in no row.
-    """
+    keeps its first pieces. Words without pieces are in no row."""
     made.tokenizer.no_truncation()
     encodings = made.tokenizer.encode_batch([" ".join(sentence) for sentence in words])
     return [_rows(encoding, sentence, length) for encoding, sentence in zip(encodings, words, strict=True)]

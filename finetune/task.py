@@ -25,6 +25,8 @@ from pretrain.objectives.protocols import CausalDecoder, EncoderDecoder
 HEAD = 1 << 16  # the site of a head's noise, different from all sites of the trunk
 Examples = Sequence[Any]  # of one file; `where` of each is its file and line
 Outputs = Mapping[str, Any]  # name -> [rows, ...], outputs of a model
+Terms = dict[str, Term]  # of a loss, by name
+Answers = Sequence[Mapping[str, Any]]  # a JSON object for each example
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +62,7 @@ class FinetuningTask(Objective):
     @abc.abstractmethod
     def read(self, file: Path, is_labelled: bool = True) -> Examples:
         """Return the examples of a file, in file order. UserError with file and line if malformed.
-
-        is_labelled: if false, labels may be missing; the `label` of such an example is None.
-        """
+        is_labelled: if false, labels may be missing; the `label` of such an example is None."""
 
     def fitted(self, examples: Examples) -> Self:
         """Return this task with array sizes that fit all these examples."""
@@ -80,13 +80,11 @@ class FinetuningTask(Objective):
         """Return the model's outputs for the rows of a batch: name -> [rows, ...]."""
         raise NotImplementedError
 
-    def terms(self, outputs: Outputs, batch: Batch) -> dict[str, Term]:
+    def terms(self, outputs: Outputs, batch: Batch) -> Terms:
         """Return the loss terms of these outputs."""
         raise NotImplementedError
 
-    def forward(
-        self, model: nn.Module, params: Params, batch: Batch, moment: Moment
-    ) -> tuple[Outputs, dict[str, Term]]:
+    def forward(self, model: nn.Module, params: Params, batch: Batch, moment: Moment) -> tuple[Outputs, Terms]:
         """Return outputs and loss terms; a task may implement this instead of `scores` and `terms`."""
         outputs = self.scores(model, params, batch, moment.noise)
         return outputs, self.terms(outputs, batch)
@@ -98,21 +96,17 @@ class FinetuningTask(Objective):
     @abc.abstractmethod
     def answers(self, examples: Examples, rows: Rows, outputs: Outputs, labels: Sequence[str]) -> list[dict[str, Any]]:
         """Return the answer to each example as a JSON object.
-
-        outputs: name -> an array for each row, see `predict.Predictions`.
-        """
+        outputs: name -> an array for each row, see `predict.Predictions`."""
 
     @abc.abstractmethod
-    def figures(
-        self, examples: Examples, answers: Sequence[Mapping[str, Any]], labels: Sequence[str]
-    ) -> dict[str, float]:
+    def figures(self, examples: Examples, answers: Answers, labels: Sequence[str]) -> dict[str, float]:
         """Return the metrics of answers to labelled examples; `best.SCORE` is the one that selects models."""
 
     def chosen(self, figures: Mapping[str, float]) -> Self:
         """Return this task with the settings that were chosen on --dev, from the metrics there."""
         return self
 
-    def written(self, answers: Sequence[Mapping[str, Any]], suffix: str) -> str:
+    def written(self, answers: Answers, suffix: str) -> str:
         """Return the content of an answer file whose name ends in `suffix`: one JSON object a line."""
         return "".join(f"{json.dumps(answer, ensure_ascii=False)}\n" for answer in answers)
 
@@ -136,9 +130,7 @@ def is_causal(model_config: Any) -> bool:
     return isinstance(family_of(model_config).module(model_config, Program()), CausalDecoder)
 
 
-def hidden_states(
-    model: nn.Module, params: Params, batch: Batch, noise: Noise = None, slots: Array | None = None, **how
-) -> Any:
+def hidden_states(model: nn.Module, params: Params, batch: Batch, noise: Noise = None, slots: Any = None, **how) -> Any:
     """Return the trunk's hidden states [rows, length, width], or only those at slots i32[rows, n]: [rows, n, width].
     how: of `model.apply`, like `mutable`, with which it also returns what the model records."""
     inputs, variables = inputs_of(model, batch), {"params": params}

@@ -4,6 +4,7 @@ before them what its layers compute (Jiao et al. 2020, TinyBERT, arXiv:1909.1035
 import abc
 import dataclasses
 from functools import partial
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +47,8 @@ class Taught(FinetuningTask):
     """Base class of tasks that a teacher can teach (Hinton et al. 2015, arXiv:1503.02531, section 2). `scores` gives
     `logits`; those of a single label are numbers, compared by their squared difference."""
 
+    term: ClassVar[str]  # name of the loss on the labels
+
     # Also learn the probabilities of this model, a finetuned run or a Hugging Face folder with the same tokenizer and
     # labels; it is read when the run starts and kept in the workdir
     teacher: str = ""
@@ -80,10 +83,10 @@ class Taught(FinetuningTask):
         """Return the weight of each prediction in the losses, f32[rows, ...]; 0 where there is none."""
 
     def weights(self, batch):
-        return {SOFT: self.loss_weights(batch).sum()} if self.teacher else {}
+        return dict.fromkeys((self.term, SOFT) if self.teacher else (self.term,), self.loss_weights(batch).sum())
 
     def coefficients(self, step):
-        return {SOFT: self.soft_weight} if self.teacher else {}
+        return {self.term: self.own_weight} | ({SOFT: self.soft_weight} if self.teacher else {})
 
     def loss(self, model, params, batch, carry, moment):
         outputs = self.scores(model, params, batch, moment.noise)

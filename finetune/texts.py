@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from tokenizers import Encoding
 
@@ -10,21 +10,12 @@ from data_pipelines.errors import UserError
 from data_pipelines.examples.next_tokens import delimiter_token
 from data_pipelines.tokenizers.made import Made, surround, with_end
 from finetune.files import Told, tell
+from finetune.rows import Row
 
 log = logging.getLogger(__name__)
 
 
-class Row(NamedTuple):
-    """place: position of the token that a head reads for the whole row."""
-
-    tokens: Sequence[int]
-    types: Sequence[int]
-    place: int
-
-
-def encoded(
-    made: Made, texts: Sequence[tuple[str, ...]], wheres: Sequence[str], length: int, at_end: bool
-) -> list[Row]:
+def encoded(made: Made, texts: Sequence[tuple], wheres: Sequence[str], length: int, at_end: bool) -> list[Row]:
     """Encode each text or pair of texts as a row of at most `length` tokens; the longer text of a pair is cut first.
 
     The tokenizer adds the special tokens. A head reads the row's `cls` token or, with at_end, the last token: for a
@@ -45,9 +36,8 @@ def in_windows(
     the tokens of a text that fit a row. UserError if rows would skip tokens."""
     room = length - made.tokenizer.num_special_tokens_to_add(is_pair=False)
     if room < 2 or stride > room:
-        raise UserError(
-            f"--length {length}: fits {room} tokens of a text, but --stride is {stride}; raise it or lower --stride"
-        )
+        cure = f"fits {room} tokens of a text, but --stride is {stride}; raise it or lower --stride"
+        raise UserError(f"--length {length}: {cure}")
     told, cls = Told(list), None if at_end else made.special.get("cls")
     found = encodings(made, texts, wheres, length, told, room - (stride or room // 2))
     tell(told)
@@ -92,9 +82,7 @@ def fitting(length: int, config: Any) -> int:
 
 def ending(made: Made) -> Made:
     """Return the tokenizer set to append the delimiter to each text; adds the token <|endoftext|> if it has none.
-
-    Exported tokenizer files keep this, so that they encode texts as in finetuning.
-    """
+    Exported tokenizer files keep this, so that they encode texts as in finetuning."""
     made = made if {"sep", "eod"} & made.special.keys() else with_end(made)
     end = made.tokenizer.id_to_token(delimiter_token(made.special))
     surround(made.tokenizer, f"$A {end}", f"$A {end} $B {end}")

@@ -84,9 +84,7 @@ class Inputs(NamedTuple):
 
 class Programs:
     """Data and compiled programs that runs in this process share if they differ only in their seed.
-
-    placed: the last run.   evaluators: those of `run_on`, for the same files.
-    """
+    placed: the last run.   evaluators: those of `run_on`, for the same files."""
 
     inputs: Inputs | None = None
     placed: Placed | None = None
@@ -94,10 +92,7 @@ class Programs:
 
 
 def finetune(
-    tasks: Mapping[str, Files],
-    options: Training,
-    stop: StopRequest | None = None,
-    programs: Programs | None = None,
+    tasks: Mapping[str, Files], options: Training, stop: StopRequest | None = None, programs: Programs | None = None
 ) -> int:
     """Finetune on tasks by name (a single task has the name ''), or resume, and return the exit status.
 
@@ -135,34 +130,23 @@ def _with_names_of_finetuning() -> Iterator[None]:
 
 def _check_unchanged(options: Training, data: Mapping[str, TaskData], recipe: Recipe) -> None:
     """Raise UserError if the run in the work directory began with other weights, options or rows."""
-    workdir = options.workdir
-    before = run_directory.states(workdir)
-    if not before:
+    workdir, random, wrong = options.workdir, "random weights", ""
+    if not (before := run_directory.states(workdir)):
         return
-    directory, start = RunDirectory(workdir), None if options.from_scratch else str(options.source)
-    start_before = directory.read_run()["init_from"]
-    if start_before != start:
-        raise UserError(
-            f"--workdir {workdir}: its run began with {start_before or 'random weights'}, not "
-            f"{start or 'random weights'}; give --from and --from-scratch as then, or use another --workdir"
-        )
+    directory, began = RunDirectory(workdir), f"--workdir {workdir}: its run began with"
+    old, new = directory.read_run()["init_from"], None if options.from_scratch else str(options.source)
     recipe_before = directory.read_recipe()
-    if recipe_before.source != recipe.source:
-        raise UserError(
-            f"--from {start}: its weights are not those that the run in --workdir {workdir} began with; restore them, "
-            "or use another --workdir"
-        )
-    if changes := changed_options(recipe_before, recipe):
-        raise UserError(
-            f"--workdir {workdir}: its run began with other options ({'; '.join(changes)}); give these, or use another "
-            "--workdir"
-        )
-    if before != {name: one.fingerprint for name, one in data.items()}:
+    if old != new:
+        wrong = f"{began} {old or random}, not {new or random}; give --from and --from-scratch as then"
+    elif recipe_before.source != recipe.source:
+        wrong = f"--from {new}: its weights are not those that the run in --workdir {workdir} began with; restore them"
+    elif changes := changed_options(recipe_before, recipe):
+        wrong = f"{began} other options ({'; '.join(changes)}); give these"
+    elif before != {name: one.fingerprint for name, one in data.items()}:
         files = " and ".join(one.source for one in data.values())
-        raise UserError(
-            f"--workdir {workdir}: its run began with other examples than {files} and --dev have now; "
-            "restore the files and options, or use another --workdir"
-        )
+        wrong = f"{began} other examples than {files} and --dev have now; restore the files and options"
+    if wrong:
+        raise UserError(f"{wrong}, or use another --workdir")
 
 
 def changed_options(before: Recipe, now: Recipe) -> list[str]:
@@ -185,9 +169,7 @@ def prepared(
     tasks: Mapping[str, Files], options: Training, folder: Path, programs: Programs
 ) -> tuple[Recipe, dict[str, TaskData], Callable, Options]:
     """Return the recipe, the data by task, a function that makes evaluators, and the options of pretraining's loop.
-
-    folder: where to write the tokenizer's files.
-    """
+    folder: where to write the tokenizer's files."""
     inputs = programs.inputs = programs.inputs or _inputs(tasks, options)
     model, read, options = inputs.model, inputs.read, dataclasses.replace(options, length=inputs.length)
     recipe = dataclasses.replace(recipe_of(read, model, options), teachers=inputs.teachers)

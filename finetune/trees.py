@@ -67,9 +67,7 @@ def rows_of_trees(opened: Opened, given: Sequence[Tree], length: int) -> list[Ro
 def between_words(shares: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Convert attention between tokens f32[..., length, length] to attention between words [..., words, words]: the sum
     over pieces attended to, the mean over attending pieces (section 4.1). Also return the word indices i64[words].
-
-    owners: i32[length], the word of each token.
-    """
+    owners: i32[length], the word of each token."""
     words = np.unique(owners[owners != NONE])
     is_of = (owners[:, None] == words).astype(np.float32)
     return (is_of / is_of.sum(0)).T @ shares @ is_of, words
@@ -78,12 +76,10 @@ def between_words(shares: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, n
 def hits(opened: Opened, rows: Sequence[Row]) -> list[np.ndarray]:
     """Return for each row bool[2, depth, heads, n]: whether a dependent's head is the other word with the most
     attention from the dependent (first) or to it (second)."""
-    pieces = [row.pieces for row in rows]
-    flat = joined([one.tokens for one in pieces], [one.types for one in pieces], {})
     found: list[np.ndarray] = [np.zeros(0)] * len(rows)
-    for numbers, shares in looked(opened, flat, attention_shares, TOKENS):
+    for numbers, shares in looked(opened, joined([row.pieces for row in rows]), attention_shares, TOKENS):
         for at, number in enumerate(numbers):
-            row, length = rows[number], len(pieces[number].tokens)
+            row, length = rows[number], len(rows[number].pieces.tokens)
             of_words, words = between_words(shares[:, at, :, :length, :length], row.pieces.owners)
             of_words[..., np.arange(len(words)), np.arange(len(words))] = -1
             dependents = np.searchsorted(words, row.dependents)
@@ -95,15 +91,12 @@ def hits(opened: Opened, rows: Sequence[Row]) -> list[np.ndarray]:
 def best_heads(opened: Opened, given: Sequence[Tree], length: int, least: int) -> tuple[list[dict], dict[str, int]]:
     """Return a table row for all relations and for each with at least `least` words, the most frequent first, and the
     number of words left out by reason.
-
     A table row has the accuracy of the best attention head and that of the best fixed offset, in words, from dependent
-    to head. Both are chosen on these trees.   UserError if no word is in a row with its head.
-    """
+    to head. Both are chosen on these trees.   UserError if no word is in a row with its head."""
     rows = rows_of_trees(opened, given, length)
     if not rows:
-        raise UserError(
-            f"--trees: no word is in the same row as its head; give another file, or raise --length {length}"
-        )
+        cure = f"give another file, or raise --length {length}"
+        raise UserError(f"--trees: no word is in the same row as its head; {cure}")
     right = np.concatenate(hits(opened, rows), axis=-1)
     offsets = np.concatenate([row.heads - row.dependents for row in rows])
     relations = np.array([given[row.tree].relations[word] for row in rows for word in row.dependents])
@@ -112,9 +105,8 @@ def best_heads(opened: Opened, given: Sequence[Tree], length: int, least: int) -
     for name in (ALL, *names[np.argsort(-counts, kind="stable")]):
         chosen = relations == name if name != ALL else np.full(len(relations), True)
         if chosen.sum() >= least:
-            lines.append(
-                {"relation": str(name), "words": int(chosen.sum())} | _best(right[..., chosen], offsets[chosen])
-            )
+            line = {"relation": str(name), "words": int(chosen.sum())}
+            lines.append(line | _best(right[..., chosen], offsets[chosen]))
     cut = sum(int((tree.heads != NONE).sum()) for tree in given) - len(relations)
     rare = int(counts[counts < least].sum())
     return lines, {f"of relations with fewer than --cases {least}": rare, "not in the same row as their heads": cut}

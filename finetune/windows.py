@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_pipelines.examples.next_tokens import delimiter_token
 from data_pipelines.tokenizers.made import Made
 
 
@@ -32,13 +31,9 @@ class Frame(NamedTuple):
         return len(self.before) + len(self.between) + len(self.after)
 
 
-def frame_of(made: Made, causal: bool) -> Frame:
-    """Return the special tokens that the tokenizer puts around two texts.
-
-    causal: a delimiter ends each text, and the head reads the last one (Radford et al. 2018, section 3.3)."""
-    if causal:
-        end = np.array([[delimiter_token(made.special), 0]], np.int32)
-        return Frame(end[:0], end, end, (0, 0), -1)
+def frame_of(made: Made) -> Frame:
+    """Return the special tokens that the tokenizer puts around two texts. A head reads the `cls` token, or the last
+    one, like the delimiter that `texts.ending` puts behind each text."""
     written = made.tokenizer.encode("a", "b")
     both, texts = np.array([written.ids, written.type_ids], np.int32).T, np.array(written.sequence_ids, object)
     first, second = (np.flatnonzero(texts == number) for number in (0, 1))
@@ -59,10 +54,9 @@ def texts_of(made: Made, texts: Iterable[str]) -> dict[str, Text]:
 
 def framed(frame: Frame, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return tokens and types i32[n] of a row with the tokens of two texts."""
-    parts = frame.before[:, 0], first, frame.between[:, 0], second, frame.after[:, 0]
-    of_texts = (np.full(len(text), kind, np.int32) for text, kind in zip((first, second), frame.types, strict=True))
-    types = frame.before[:, 1], next(of_texts), frame.between[:, 1], next(of_texts), frame.after[:, 1]
-    return np.concatenate(parts), np.concatenate(types)
+    both = zip((first, second), frame.types, strict=True)
+    first, second = (np.stack([tokens, np.full_like(tokens, kind)], axis=1) for tokens, kind in both)
+    return tuple(np.concatenate([frame.before, first, frame.between, second, frame.after]).T)
 
 
 def windows(size: int, room: int, stride: int) -> list[tuple[int, int]]:

@@ -3,20 +3,22 @@
 import dataclasses
 import re
 import signal
+from collections.abc import Callable
+from typing import Any
 
 from data_pipelines.command_line import dispatch, end_with, parse
 from data_pipelines.errors import UserError
 from tpu import control
-from tpu.accelerators import parse_accelerator
 from tpu.generations import GENERATIONS
 from tpu.launch import Launch, launch, run_arguments
 from tpu.local import Local, local
+from tpu.topologies import parse_accelerator
 
 USAGE = """python -m tpu COMMAND ...
 
   plan RECIPE --topology v5e:4x4 [--mesh data=4,fsdp=4] [--batch-size N] [--sequence-length L] [fields of the recipe]
                             compile the train step for a TPU slice, without one: memory, collectives, estimated speed
-  plan --all                plan every recipe on a slice of each TPU generation; write a table and a picture
+  plan --all                plan every recipe on a slice of each TPU generation; write a table
   local [--processes N] [--devices M] -- COMMAND ...
                             run a command as a cluster of N processes on this machine
   launch RECIPE --name N --type v5litepod-16 --zone Z --bucket gs://B [--spot] [options of pretrain run]
@@ -78,11 +80,10 @@ def _launch(arguments: list[str]) -> int:
     parts = settings.init_from.split(",") if settings.init_from else []
     if not all(re.match(r"(\w+=)?gs://", part) for part in parts):
         raise UserError(f"--init-from {settings.init_from}: must be a gs:// path, because the VMs see no other")
-    program, accelerator = chosen_program(recipe, settings, platform="tpu"), parse_accelerator(options.type)
-    if settings.attention and program.attention not in PLAIN and not GENERATIONS[accelerator.generation].kernels:
-        raise UserError(
-            f"--attention {settings.attention}: no kernel compiles for TPU {accelerator.generation}; use xla"
-        )
+    named, accelerator = settings.attention, parse_accelerator(options.type)
+    chosen, generation = chosen_program(recipe, settings, platform="tpu").attention, accelerator.generation
+    if named and chosen not in PLAIN and not GENERATIONS[generation].kernels:
+        raise UserError(f"--attention {named}: no kernel compiles for TPU {generation}; use xla")
     devices = accelerator.devices * options.slices
     shape = parse_mesh(settings.mesh, devices, options.slices) if settings.mesh else MeshShape(data=devices)
     check_batches(recipe, settings.microbatches, shape)
@@ -101,30 +102,19 @@ def split(options: type, arguments: list[str]) -> tuple[list[str], list[str]]:
     return known, further
 
 
-def _status(arguments: list[str]) -> int:
-    return control.status(parse(control.Run, arguments, "python -m tpu status"))
-
-
-def _logs(arguments: list[str]) -> int:
-    return control.logs(parse(control.Logs, arguments, "python -m tpu logs"))
-
-
-def _stop(arguments: list[str]) -> int:
-    return control.stop(parse(control.Run, arguments, "python -m tpu stop"))
-
-
-def _delete(arguments: list[str]) -> int:
-    return control.delete(parse(control.Run, arguments, "python -m tpu delete"))
+def _of_launched(command: Callable[[Any], int], options: type = control.Run) -> Callable[[list[str]], int]:
+    """Return a command for a launched run, called with its arguments."""
+    return lambda arguments: command(parse(options, arguments, f"python -m tpu {command.__name__}"))
 
 
 COMMANDS = {
     "plan": _plan,
     "local": _local,
     "launch": _launch,
-    "status": _status,
-    "logs": _logs,
-    "stop": _stop,
-    "delete": _delete,
+    "status": _of_launched(control.status),
+    "logs": _of_launched(control.logs, control.Logs),
+    "stop": _of_launched(control.stop),
+    "delete": _of_launched(control.delete),
 }
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from tpu.local import HEARTBEAT_SECONDS
 
 JOIN_SECONDS = 300
 WAITING_SECONDS = 10  # before a message says that this process waits for others
+TOGETHER = "start the same command on every host, and let the hosts reach process 0's port"
 FAREWELL_SECONDS = 5  # for other processes to read why this one ends, before the end of process 0 cuts them off
 # JAX tries as often before it decides that a machine is alone.
 METADATA_TRIES, METADATA_PAUSE = 6, 0.5
@@ -37,16 +38,12 @@ GOOGLE = "0x1ae0"  # PCI vendor id
 
 def join(coordinator: str | None, processes: int | None, process: int | None) -> None:
     """Join the cluster that the arguments or the environment describe, if any.
-
-    Call this before JAX opens a backend.   coordinator: HOST:PORT of process 0.   UserError if only some are given.
-    """
+    Call this before JAX opens a backend.   coordinator: HOST:PORT of process 0.   UserError if only some are given."""
     settings = {"coordinator": coordinator, "processes": processes, "process": process}
     missing = [f"--{name}" for name, value in settings.items() if value is None]
     if missing and len(missing) < 3:
-        raise UserError(
-            f"several processes need --coordinator HOST:PORT, --processes N and --process I: "
-            f"{' and '.join(missing)} missing"
-        )
+        needed = "--coordinator HOST:PORT, --processes N and --process I"
+        raise UserError(f"several processes need {needed}: {' and '.join(missing)} missing")
     if missing:
         found = explicit(os.environ)
         if found is None and not detected(os.environ, cloud_tpu_workers):
@@ -57,7 +54,8 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
     chatter.sort_out()
     # JAX's handler would replace that of `pretrain.training.signals`, and misses a SIGTERM before the first step.
     jax.config.update("jax_enable_preemption_service", False)
-    waiting = threading.Timer(WAITING_SECONDS, _say_that_it_waits)
+    said = f"waiting up to {JOIN_SECONDS} seconds for the other processes of this run: {TOGETHER}"
+    waiting = threading.Timer(WAITING_SECONDS, _say, [said])
     waiting.start()
     try:
         jax.distributed.initialize(
@@ -70,22 +68,10 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
     except (ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         kind = UserError if isinstance(error, ValueError) else PassingError
-        raise kind(
-            f"the processes did not find each other ({reason}): start the same command on every host, "
-            "and let the hosts reach process 0's port"
-        ) from None
+        raise kind(f"the processes did not find each other ({reason}): {TOGETHER}") from None
     finally:
         waiting.cancel()
     _joined.set()
-
-
-def _say_that_it_waits() -> None:
-    print(
-        f"waiting up to {JOIN_SECONDS} seconds for the other processes of this run: start the same command on every "
-        "host, and let the hosts reach process 0's port",
-        file=sys.stderr,
-        flush=True,
-    )
 
 
 def explicit(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
@@ -115,9 +101,7 @@ def detected(environment: Mapping[str, str], cloud_tpu_workers: Callable[[], int
 
 def cloud_tpu_workers() -> int:
     """Return the hosts of this machine's Cloud TPU slices, by its metadata server; 1 without a TPU or a server.
-
-    Raises PassingError if there are both and the server fails: it would be worse if each host trained alone.
-    """
+    Raises PassingError if there are both and the server fails: it would be worse if each host trained alone."""
     if not has_tpus():
         return 1
     try:
@@ -126,8 +110,8 @@ def cloud_tpu_workers() -> int:
         if isinstance(getattr(error, "reason", None), socket.gaierror) and error.reason.errno == socket.EAI_NONAME:
             return 1  # not in Google Cloud
         raise PassingError(
-            f"the metadata server does not say how many hosts this TPU slice has ({error}); start the same command "
-            "again, or give --coordinator, --processes and --process, or, on a single host, set TPU_SKIP_MDS_QUERY=1"
+            f"the metadata server does not say how many hosts this TPU slice has ({error}); start again, or give "
+            "--coordinator, --processes and --process, or, on a single host, set TPU_SKIP_MDS_QUERY=1"
         ) from None
     slices = re.search(r"MEGASCALE_NUM_SLICES: *'?(\d+)", settings)
     return len(endpoints.split(",")) * int(slices[1] if slices else 1)
@@ -179,9 +163,7 @@ def several() -> bool:
 def gather(what: str, decide: Callable[[], Any]) -> list:
     """Return the results of decide(), JSON values, of all processes, in order of their numbers. All processes must call
     this with the same `what`, in the same order.
-
-    If decide() raises in one process, all raise: that process its own error, the others a UserError that names it.
-    """
+    If decide() raises in one process, all raise: that process its own error, the others a UserError that names it."""
     if not several():
         return [decide()]
     store, number, me, failure = _here().client, next(_numbers), _here().process_id, None
@@ -228,9 +210,7 @@ def _difference(theirs, firsts) -> str:
 @contextlib.contextmanager
 def ending_together() -> Iterator[None]:
     """On an error in this context, tell the other processes by `notify` and end this process at once.
-
-    Otherwise JAX would wait at exit for the others, which wait for this process in a computation.
-    """
+    Otherwise JAX would wait at exit for the others, which wait for this process in a computation."""
     try:
         yield
     except (Exception, SystemExit) as error:  # rich exits if its output pipe is closed
@@ -268,9 +248,8 @@ def _say(line: str) -> None:
 def _tells_of_a_lost_process(error: Exception) -> bool:
     """Return whether an error means that a computation or agreement between processes broke off."""
     kinds = (jax.errors.JaxRuntimeError, ValueError)
-    error = (
-        error.__cause__ if isinstance(error, TimeoutError) else error
-    )  # Orbax raises it for any error while it waits
+    if isinstance(error, TimeoutError):  # Orbax raises it for any error while it waits
+        error = error.__cause__
     said = isinstance(error, kinds) and any(name in str(error) for name in ("Gloo", "UNAVAILABLE"))
     return said or isinstance(error, _FirstLost)
 
@@ -317,9 +296,7 @@ def _wait_for(key: str) -> str:
 
 def _here():
     """Return this process's place in JAX's cluster: process_id, num_processes, client (the shared key-value store).
-
-    JAX has no public name for it, and `jax.process_index()` would open the backend, which takes long on a TPU.
-    """
+    JAX has no public name for it, and `jax.process_index()` would open the backend, which takes long on a TPU."""
     from jax._src import distributed
 
     return distributed.global_state

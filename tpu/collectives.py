@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tpu.groups import Groups, groups
-from tpu.hlo import Array, Instruction, Module, Run, arrays, inside, runs
+from tpu.hlo import Array, Instruction, Module, Run, arrays, inside
 
 # A 'send' goes to another slice, through the hosts.
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all", "send")
@@ -37,13 +37,6 @@ class Collective(NamedTuple):
         return 2 if self.kind in ("send", "collective-permute") else len(self.groups[0])
 
 
-def collectives(module: Module) -> list[Collective]:
-    """Return every collective of a program; a -start and its -done count once."""
-    found = of_runs(runs(module), module.devices)
-    copies = {collective.channel: collective for collective in found if collective.channel}
-    return [c for c in found if not c.channel or copies.pop(c.channel, None)]
-
-
 def of_instruction(module: Module, run: Run) -> list[Collective]:
     """Return the collectives of an instruction, including those inside a fusion or an asynchronous operation."""
     return of_runs([run, *inside(module, run)], module.devices)
@@ -52,9 +45,7 @@ def of_instruction(module: Module, run: Run) -> list[Collective]:
 def of_runs(found: Iterable[Run], devices: int) -> list[Collective]:
     """Return the collectives of these runs, with all copies: XLA:TPU copies an overlapped collective, under one
     channel, into each fusion that it overlaps with.
-
-    XLA:TPU's reduce-scatter is a fusion of an all-reduce with the slice of it that a device keeps.
-    """
+    XLA:TPU's reduce-scatter is a fusion of an all-reduce with the slice of it that a device keeps."""
     return [collective for run in found if (collective := _collective(run, devices)) is not None]
 
 

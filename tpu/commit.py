@@ -26,9 +26,7 @@ def commit(root: Path) -> str | None:
 
 def pack(root: Path, archive: Path) -> Path:
     """Pack the working tree's tracked files, and a file with the commit, into a compressed tar; return its path.
-
-    Raises UserError without git.
-    """
+    Raises UserError without git."""
     listing = ["git", "-C", str(root), "ls-files", "-z"]
     try:
         names = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split("\0")

@@ -10,10 +10,8 @@ from data_pipelines.durable import put
 
 def keep_programs_whole() -> None:
     """Make JAX rename a compiled program's file into place once it is completely written.
-
     JAX itself writes in place and never overwrites: half a file, left by a kill, would cost a warning and minutes of
-    compilation at every later start. Buckets never have incomplete files.
-    """
+    compilation at every later start. Buckets never have incomplete files."""
     lru_cache.LRUCache.put = _put_whole
 
 

@@ -75,18 +75,12 @@ def devices(topology: Topology, slices: int = 1) -> list[jax.Device]:
     """Return stand-ins for the devices of slices, for a mesh to compile for; UserError if slices cannot be joined."""
     if slices > 1 and not topology.device.slice_bandwidth:
         raise UserError(f"--mesh slice={slices}: slices of {topology.generation} do not work together; use one slice")
-    options = dict(GENERATIONS[topology.generation].options)
-    if slices > 1:
-        options = {**options, "num_slices": slices}
-    described = topologies.get_topology_desc(
-        str(topology), "tpu", chips_per_host_bounds=list(topology.host_bounds), **options
-    )
-    return list(described.devices)
+    options = {**GENERATIONS[topology.generation].options, "chips_per_host_bounds": list(topology.host_bounds)}
+    options |= {"num_slices": slices} if slices > 1 else {}
+    return list(topologies.get_topology_desc(str(topology), "tpu", **options).devices)
 
 
-def compile_for_tpu(
-    lowered: jax.stages.Lowered, options: Mapping[str, str | bool], topology: Topology, cache: Path
-) -> Report:
+def compile_for_tpu(lowered: jax.stages.Lowered, options: Mapping, topology: Topology, cache: Path) -> Report:
     """Compile a program that was lowered for `devices(topology)`, or take its report from the cache folder.
 
     options: the XLA options that it was jitted with, as part of the cache's key; the program's text does not show them.
@@ -109,7 +103,7 @@ def compile_for_tpu(
     return report
 
 
-def program_hash(lowered: jax.stages.Lowered, options: Mapping[str, str | bool], topology: Topology) -> str:
+def program_hash(lowered: jax.stages.Lowered, options: Mapping, topology: Topology) -> str:
     """Hash the StableHLO (with shapes and shardings), the slice, XLA's options and the compiler's version."""
     settings = str(sorted(options.items()))
     parts = (lowered.as_text(), str(topology), settings, version("libtpu"), version("jaxlib"))
@@ -129,16 +123,8 @@ def _compile(lowered: jax.stages.Lowered) -> Report:
         seconds = time.perf_counter() - start
         # The longest dump; small helper programs are dumped, too.
         hlo = max((file.read_text() for file in Path(folder).glob("*.after_codegen.txt")), key=len)
-    memory = compiled.memory_analysis()
-    return Report(
-        seconds,
-        memory.argument_size_in_bytes,
-        memory.output_size_in_bytes,
-        memory.alias_size_in_bytes,
-        memory.temp_size_in_bytes,
-        memory.generated_code_size_in_bytes,
-        hlo,
-    )
+    memory, parts = compiled.memory_analysis(), ("argument", "output", "alias", "temp", "generated_code")
+    return Report(seconds, *(getattr(memory, f"{part}_size_in_bytes") for part in parts), hlo)
 
 
 def _needed(message: str) -> float:

@@ -126,9 +126,7 @@ def _has_product(module: Module, instruction: Instruction) -> bool:
 def short_source(source: str) -> str:
     """Shorten 'jit(step)/transpose(jvp(Bert))/Bert.encode/while/body/.../query/dot_general' to 'backward
     BertLayer/.../query'.
-
-    A loop's slices of its arrays, and operations outside of modules, keep the name of the operation.
-    """
+    A loop's slices of its arrays, and operations outside of modules, keep the name of the operation."""
     parts = [part for part in source.split("/") if part not in ("while", "body", "closed_call", "checkpoint")]
     direction = "backward " if "transpose(" in source else "forward " if "jvp(" in source else ""
     modules = [part for part in parts[1:-1] if "(" not in part and "." not in part]  # 'Bert.encode' is a method

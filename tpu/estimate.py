@@ -26,12 +26,12 @@ class Estimate(NamedTuple):
     estimate.   exposed: seconds in which the cores wait for collectives.   why_not: why seconds is None, or ''.
     """
 
-    seconds: float | None
-    compute: float
-    kernels: float
-    memory: float
-    collectives: float
-    exposed: float
+    seconds: float | None = None
+    compute: float = 0.0
+    kernels: float = 0.0
+    memory: float = 0.0
+    collectives: float = 0.0
+    exposed: float = 0.0
     why_not: str = ""
 
 
@@ -79,11 +79,5 @@ def estimate(
         why_not = "the program has kernels that its trace does not have"
     elif needed > seconds * chip.peak_flops:
         why_not = f"{1000 * seconds:.3g} ms would be faster than the {topology.unit}'s peak"
-    return Estimate(
-        None if why_not else seconds, line.work, sum(inside.values()), memory, line.busy, line.waits, why_not
-    )
-
-
-def no_estimate(why: str) -> Estimate:
-    """Return an Estimate without a time."""
-    return Estimate(None, 0.0, 0.0, 0.0, 0.0, 0.0, why)
+    seconds = None if why_not else seconds
+    return Estimate(seconds, line.work, sum(inside.values()), memory, line.busy, line.waits, why_not)

@@ -24,19 +24,17 @@ class Flops(NamedTuple):
         return self.products + sum(self.kernels.values())
 
 
-def flops(
-    jaxpr: ClosedJaxpr, kernels: Mapping[str, Cost], counted_as: Callable[[str], float] = lambda scope: 1.0
-) -> Flops:
+def flops(jaxpr: ClosedJaxpr, kernels: Mapping[str, Cost], counted_as: Callable[[str], float] | None = None) -> Flops:
     """Count the FLOPs of one run over all devices; a multiply-add counts as 2.
 
     kernels: by the beginning of the name given to `pl.pallas_call`; they declare their FLOPs. A conditional counts as
     its most expensive branch, a loop of unknown length as one iteration.   counted_as: scope (`jax.named_scope`) of a
-    product, with the scopes around it -> how often its FLOPs count.
+    product, with the scopes around it -> how often its FLOPs count; by default once.
     """
     products, inside, unknown, calls = 0.0, {}, {}, []
     for equation, times, scope in _equations(jaxpr.jaxpr, 1, ""):
         kind = equation.primitive.name
-        products += times * _cost(equation) * counted_as(scope)
+        products += times * _cost(equation) * (counted_as(scope) if counted_as else 1.0)
         if kind == "pallas_call":
             name = str(equation.params.get("name_and_src_info") or equation.params.get("name"))
             known = next((key for key in kernels if name.startswith(key)), None)

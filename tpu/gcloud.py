@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from data_pipelines.errors import UserError
-from tpu.accelerators import parse_accelerator
+from tpu.topologies import parse_accelerator
 
 LIMIT = 900  # seconds that a command may take
 BYTES = "surrogateescape"  # bytes that are not UTF-8 keep their value and length
@@ -168,9 +168,7 @@ class Gcloud:
 
     def look(self) -> dict[str, tuple[str, str]]:
         """Return what exists: 'the request' -> (state, why it failed), each VM's name -> (state, accelerator type).
-
-        Raises UserError if the VMs report to another folder.
-        """
+        Raises UserError if the VMs report to another folder."""
         found, mine = {}, f"STATE={shlex.quote(self.where.state)}\n"
         for request in self.listed(self.where.listing("queued-resources", "queuedResources", [self.where.name])):
             why = request["state"].get("failedData", {}).get("error", {}).get("message", "")
@@ -178,18 +176,14 @@ class Gcloud:
         for vm in self.listed(self.where.listing("tpu-vm", "nodes", self.where.vms)):
             theirs = vm.get("metadata", {}).get("pretrain-settings", mine)
             if mine not in theirs:
-                place = f"{self.where.zone} of {self.where.project}"
-                raise UserError(
-                    f"--name {self.where.name}: belongs to another bucket's run in {place}: use another --name"
-                )
+                name, place = self.where.name, f"{self.where.zone} of {self.where.project}"
+                raise UserError(f"--name {name}: belongs to another bucket's run in {place}: use another --name")
             found[vm["name"].rpartition("/")[2]] = vm["state"], vm.get("acceleratorType", "")
         return found
 
     def objects(self) -> dict[str, dict]:
         """Return the objects in the run's folder: name in the folder -> 'size', 'update_time', 'generation'.
-
-        In a bucket with versioning, gcloud also lists removed or replaced objects, which have a noncurrent_time.
-        """
+        In a bucket with versioning, gcloud also lists removed or replaced objects, which have a noncurrent_time."""
         wanted = ["--filter=-noncurrent_time>1970", "--format=json(name,size,update_time,generation)", "--quiet"]
         listed = self.listed(["gcloud", "storage", "objects", "list", f"{self.where.state}/**", *wanted])
         return {one["name"].removeprefix(self.where.state.split("/", 3)[3] + "/"): one for one in listed}

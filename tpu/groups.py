@@ -13,10 +13,8 @@ _IOTA = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
 def groups(text: str, devices: int) -> Groups:
     """Parse the groups in a collective's attributes (pairs of source and target for a permutation), by default one
     group of all devices.
-
     `{{0,1},{2,3}}`, `[groups,size]<=[2,4]T(1,0)`, or axes of a mesh, `mesh['a'=2,'b'=4] {'b':(1)2}`: of b's 4 parts the
-    2 that come after 1.
-    """
+    2 that come after 1."""
     if listed := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}", text):
         return tuple(tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", listed[1]))
     if shaped := re.search(rf"replica_groups=\[(\d+),(\d+)\]<={_IOTA}", text):

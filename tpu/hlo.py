@@ -108,9 +108,7 @@ def arrays(shape: str) -> tuple[Array, ...]:
 
 class Run(NamedTuple):
     """An instruction in its computation; it runs `times` times in one run of the program.
-
-    fused: how many fusions (or asynchronous operations) are around it.
-    """
+    fused: how many fusions (or asynchronous operations) are around it."""
 
     instruction: Instruction
     computation: dict[str, Instruction]
@@ -120,9 +118,7 @@ class Run(NamedTuple):
 
 def runs(module: Module) -> Iterator[Run]:
     """Yield every instruction that runs, with the trip counts of loops and every branch of conditionals.
-
-    A loop whose length depends on the data counts once.   ValueError for other loops without a readable trip count.
-    """
+    A loop whose length depends on the data counts once.   ValueError for other loops without a readable trip count."""
     yield from _runs(module, module.entry, 1, 0)
 
 
@@ -167,9 +163,7 @@ def loops_ended_by_data(module: Module) -> int:
 
 def trips(module: Module, computation: dict[str, Instruction], loop: Instruction) -> int | None:
     """Return how often a while loop runs: as XLA noted it, or from its counter's first value, step and bound.
-
-    None if the program computes the bound from data.
-    """
+    None if the program computes the bound from data."""
     if noted := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.rest):
         return int(noted[1])
     condition, body = (module.computations[name] for name in computations(loop))

@@ -40,9 +40,7 @@ class Cost(NamedTuple):
 def per_score(cycles: Mapping[str, float]) -> Cost:
     """Return the cost of a program that spends its time on the arithmetic of scores rather than on products, which take
     the same time for heads of 32 to 128 numbers, the side of a matrix unit.
-
-    cycles: TPU generation -> cycles for 1,024 scores, which fill a register.
-    """
+    cycles: TPU generation -> cycles for 1,024 scores, which fill a register."""
     return Cost(lambda generation, call: cycles[generation] * call.scores / 1024)
 
 

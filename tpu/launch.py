@@ -18,9 +18,9 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from data_pipelines import corpus as corpora
 from data_pipelines.errors import UserError
-from tpu.accelerators import parse_accelerator
 from tpu.commit import commit, pack
 from tpu.gcloud import Gcloud, Rehearsal, Slice
+from tpu.topologies import parse_accelerator
 from tpu.watch import news, outcome, read_reports, remove, watch
 
 ROOT = Path(__file__).parent.parent
@@ -65,9 +65,7 @@ class Run:
 @dataclasses.dataclass(frozen=True)
 class Launch(Run):
     """Run a recipe on a TPU slice. Options not listed here go to `python -m pretrain run` on its hosts.
-
-    You may interrupt launch at any time: the run goes on, and the same command, on any machine, watches it again.
-    """
+    You may interrupt launch at any time: the run goes on, and the same command, on any machine, watches it again."""
 
     recipe: Annotated[Positional[str], arg(metavar="RECIPE")]
     """One of `python -m pretrain recipes`."""

@@ -34,9 +34,7 @@ class Local:
 
 def local(options: Local, command: Sequence[str]) -> int:
     """Run the command in every process -> the exit status that all processes have, else 1.
-
-    Each line of output begins with the number of its process. SIGTERM and SIGINT are passed on.
-    """
+    Each line of output begins with the number of its process. SIGTERM and SIGINT are passed on."""
     if not command:
         raise UserError("local: give the command after --, as in `-- python -m pretrain run bert-tiny ...`")
     port, asked = _reserved_port(), []
@@ -97,9 +95,7 @@ def _copy_lines(index: int, process: subprocess.Popen) -> None:
 
 def _wait(processes: list[subprocess.Popen], asked: list[str]) -> list[int]:
     """Wait for the exit statuses, negative for a signal. If a process fails, the others are killed after a while.
-
-    asked: has an entry for each signal to pass on.
-    """
+    asked: has an entry for each signal to pass on."""
     deadline = None
     while True:
         statuses = [process.poll() for process in processes]

@@ -67,9 +67,7 @@ class MeshShape:
 
 def parse_mesh(text: str, devices: int, slices: int = 1) -> MeshShape:
     """Parse 'data=4,fsdp=2'; without `data` it is all remaining devices, without `slice` the number of slices.
-
-    Raises UserError if an axis is unknown or the axes do not use all devices.
-    """
+    Raises UserError if an axis is unknown or the axes do not use all devices."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
         axis, _, size = (piece.strip() for piece in part.partition("="))
@@ -122,10 +120,8 @@ class Estimate(NamedTuple):
 def automatic_mesh(devices: int, load: Load, slices: int = 1) -> MeshShape:
     """Return the mesh with the shortest step, by `estimated`, among those whose training state takes at most 0.35 of a
     chip's memory.
-
     If none does, take the largest fsdp; if parameters fit unsharded and fsdp would hardly help, take fsdp=1. fsdp is a
-    power of two and at most MAX_FSDP.
-    """
+    power of two and at most MAX_FSDP."""
     shapes = _candidates(devices, slices, load.divisor)
     seconds = {shape: estimated(shape, load).seconds for shape in shapes if _fits(shape, load)}
     if not seconds:
@@ -217,9 +213,7 @@ def make_mesh(shape: MeshShape, devices: list[jax.Device]) -> Mesh:
 
 def row_mesh(devices: list[jax.Device], batch_sizes: Collection[int]) -> Mesh:
     """Make a data-parallel mesh over the first devices, as many as divide all batch sizes.
-
-    It ignores the devices' layout, for programs that hardly use the interconnect.
-    """
+    It ignores the devices' layout, for programs that hardly use the interconnect."""
     return _in_order(MeshShape(data=_dividing(len(devices), batch_sizes)), devices)
 
 
@@ -259,9 +253,7 @@ def device_memory() -> int | None:
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
-def load_on(
-    devices: list[jax.Device], parameters: int, memory: float | None, flops: float = 0.0, divisor: int = 0
-) -> Load:
+def load_on(devices: list, parameters: int, memory: float | None, flops: float = 0.0, divisor: int = 0) -> Load:
     """Return the load for these devices, with what is known of their kind."""
     kind = devices[0].device_kind
     return Load(parameters, flops, memory, tpu_of(kind), divisor, rides_in_products(kind))

@@ -32,10 +32,8 @@ def run(*command: object) -> None:
 
 def train(*command: object, metrics: Path, seconds: float = 10) -> None:
     """Run a training command below curves that are redrawn from its metrics.jsonl every `seconds` seconds.
-
     An interrupt (the cell's stop button) is passed on, so that the run writes a checkpoint; a second one kills it.
-    Raises RuntimeError if the command fails.
-    """
+    Raises RuntimeError if the command fails."""
     shown = DisplayHandle()
     shown.display(Markdown("*The curves appear when the first step is compiled.*"))
     drawn = []

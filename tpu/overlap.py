@@ -36,10 +36,8 @@ class Clocks(NamedTuple):
 
 def timeline(module: Module, clocks: Clocks, name: str = "") -> Timeline:
     """Simulate a computation, by default the program's, in the order of its schedule.
-
     Collectives on the same links run one after the other. A loop whose length depends on the data counts as one
-    iteration, a conditional as all of its branches.
-    """
+    iteration, a conditional as all of its branches."""
     computation = module.computations[name or module.entry]
     links, last = _Links(), _last_of_channels(module, computation)
     for instruction in computation.values():
@@ -53,8 +51,7 @@ def timeline(module: Module, clocks: Clocks, name: str = "") -> Timeline:
         for collective in found:
             key = _key(instruction, collective)
             if key not in links.pending:
-                carried = key == collective.channel
-                links.start(key, collective, clocks.exchange(collective), carried)
+                links.pending[key] = _Pending(collective, clocks.exchange(collective), key == collective.channel)
         links.work(clocks.work(run), {collective.channel for collective in found})
         for key in _ended(instruction, found, last):
             links.wait(key)
@@ -98,9 +95,6 @@ class _Links:
         self.pending: dict[str, _Pending] = {}
         self.over: list[Timed] = []
         self.worked = 0.0
-
-    def start(self, key: str, collective: Collective, exchange: Exchange, carried: bool) -> None:
-        self.pending[key] = _Pending(collective, exchange, carried)
 
     def work(self, seconds: float, channels: set[str]) -> None:
         """Advance time while the cores work and pending collectives proceed."""

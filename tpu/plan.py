@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tpu import hlo
 from tpu.compiler import Report, compile_for_tpu
 from tpu.costs import Costs, costs
-from tpu.estimate import Estimate, clocks, estimate, kernel_seconds, no_estimate
+from tpu.estimate import Estimate, clocks, estimate, kernel_seconds
 from tpu.flops import Flops, flops
 from tpu.kernel_costs import Cost
 from tpu.overlap import Timed, timeline
@@ -52,14 +52,11 @@ class Plan(NamedTuple):
     def moments(self) -> dict[str, float]:
         """Bytes that a device holds at its peaks; each includes the batches that wait for their step."""
         ahead = self.work.ahead * self.parts.get("batch", 0)
-        held = {"in a step": self.report.total, "while a checkpoint is written": self.during_checkpoint}
+        with_checkpoint = sum(self.parts.values()) + self.work.checkpoint
+        held = {"in a step": self.report.total, "while a checkpoint is written": with_checkpoint}
         if self.evaluation is not None:
             held["in evaluation"] = self.evaluation
         return {name: size + ahead for name, size in held.items()}
-
-    @property
-    def during_checkpoint(self) -> int:
-        return sum(self.parts.values()) + self.work.checkpoint
 
     @property
     def needed(self) -> float:
@@ -88,10 +85,8 @@ def plan(work: Work, topology: Topology, kernels: Mapping[str, Cost], cache: Pat
     traced = work.step.trace(*work.arguments)
     report = compile_for_tpu(traced.lower(), work.options, topology, cache)
     parts = {name: shard_bytes(tree) for name, tree in work.parts.items()}
-    counted = flops(traced.jaxpr, kernels)
-    planned = Plan(
-        topology, work, report, parts, counted, None, (), None, evaluation=_evaluation(work, topology, cache)
-    )
+    counted, evaluation = flops(traced.jaxpr, kernels), _evaluation(work, topology, cache)
+    planned = Plan(topology, work, report, parts, counted, None, (), None, evaluation=evaluation)
     if not report.hlo:
         return planned
     module = hlo.parse(report.hlo)
@@ -100,7 +95,7 @@ def plan(work: Work, topology: Topology, kernels: Mapping[str, Cost], cache: Pat
         inside = kernel_seconds(counted, work, topology, kernels)
         line = timeline(module, clocks(module, found, inside, work, topology))
     except ValueError as error:  # a loop of unknown length
-        return planned._replace(estimate=no_estimate(str(error)))
+        return planned._replace(estimate=Estimate(why_not=str(error)))
     return planned._replace(
         costs=found,
         collectives=line.collectives,

@@ -1,16 +1,14 @@
-"""Show plans as tables on the screen, as Markdown and as a picture."""
+"""Show plans as tables on the screen and as Markdown."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import matplotlib
 from rich.console import Console
 from rich.table import Table
 
 from data_pipelines.errors import UserError
-from tpu.calibration import span
 from tpu.costs import short_source
 from tpu.estimate import Estimate
 from tpu.generations import GIB
@@ -18,6 +16,15 @@ from tpu.plan import MARGIN, Largest, Plan
 
 LISTED = 10  # how many operations and collectives to list, the largest first
 PARTIAL = "plans.partial.md"
+# How far estimates are from published measurements: TPU generation, and the ratio of estimated to measured share of the
+# peak, by `python -m benchmarks.plans calibration`; benchmarks/results/plans.md says what was measured.
+RATIOS = {
+    "layers of MaxText's 32B on 64 chips": ("v5p", 1.10),
+    "layers of Llama2-70B on 64 chips": ("v5p", 1.03),
+    "layers of MaxText's 32B on 256 chips": ("v5e", 0.90),
+    "layers of Llama3.1-8B on 8 chips": ("v6e", 0.73),
+    "a product of 8,192^3": ("v6e", 0.87),
+}
 
 
 def show(title: str, planned: Plan) -> None:
@@ -126,6 +133,15 @@ def _span(planned: Plan) -> str:
     return f"down to {percent(least)}" if most == planned.mfu else f"{percent(least)} to {percent(most)}"
 
 
+def span(estimated: float, generation: str) -> tuple[float, float]:
+    """Return (least, most): the range of the measured share of the peak for an estimated one, by the extreme ratios of
+    the generation, or of all generations if none is known for it.
+    """
+    ratios = [ratio for name, ratio in RATIOS.values() if name == generation]
+    ratios = ratios or [ratio for _, ratio in RATIOS.values()]
+    return estimated / max(1.0, *ratios), min(estimated / min(1.0, *ratios), 1.0)
+
+
 def _collectives(planned: Plan) -> Table:
     unit = planned.topology.unit
     columns = ("kind", f"{unit}s", "runs", "MB", "ms", "ms cores wait")
@@ -214,11 +230,10 @@ def make(folder: Path) -> None:
 
 
 def write(rows: Sequence[tuple[str, Plan | str]], folder: Path) -> None:
-    """Write plans.md and plans.png into a folder from `make`; raises UserError if that fails."""
+    """Write plans.md into a folder from `make`; raises UserError if that fails."""
     with _writing(folder):
         (folder / PARTIAL).write_text(markdown(rows))
         (folder / PARTIAL).replace(folder / "plans.md")
-        _picture([(recipe, planned) for recipe, planned in rows if isinstance(planned, Plan)], folder / "plans.png")
 
 
 @contextmanager
@@ -228,35 +243,3 @@ def _writing(folder: Path) -> Iterator[None]:
     except OSError as error:
         why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
         raise UserError(f"--out {folder}: cannot write there ({why}); choose another folder") from None
-
-
-def _picture(rows: list[tuple[str, Plan]], out: Path) -> None:
-    """Draw HBM and MFU: a bar for each recipe's phase, a colour for each slice."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    phases = list(dict.fromkeys((recipe, p.work.rows, p.work.length) for recipe, p in rows))
-    slices = list(dict.fromkeys(str(p.topology) for _, p in rows))
-    panels = {
-        "share of the device's HBM": lambda p: p.needed / p.capacity,
-        "estimated MFU": lambda p: p.mfu or 0.0,
-    }
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(13, 1.5 + 0.35 * len(phases)), sharey=True)
-    thick = 0.8 / max(len(slices), 1)
-    for axis, (name, value) in zip(axes, panels.items(), strict=True):
-        for recipe, p in rows:
-            index, row = slices.index(str(p.topology)), phases.index((recipe, p.work.rows, p.work.length))
-            axis.barh(row + thick * (index - (len(slices) - 1) / 2), min(value(p), 1.2), thick, color=f"C{index}")
-        axis.set_title(name, fontsize="medium")
-        axis.set_xlim(0, 1.2 if name.endswith("HBM") else 1)
-        axis.grid(axis="x", alpha=0.3)
-    axes[0].axvline(1, color="black", linewidth=1)
-    axes[0].set_yticks(range(len(phases)), [f"{recipe} {n} x {length}" for recipe, n, length in phases])
-    axes[0].invert_yaxis()
-    marks = [pyplot.Rectangle((0, 0), 1, 1, color=f"C{index}") for index in range(len(slices))]
-    axes[1].legend(marks, slices, fontsize="small")
-    figure.tight_layout()
-    partial = out.with_name("plans.partial.png")
-    figure.savefig(partial, dpi=110)
-    pyplot.close(figure)
-    partial.replace(out)

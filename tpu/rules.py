@@ -43,9 +43,7 @@ ACTIVATION_AXES: Mapping[str, tuple[str, ...]] = {
 
 def spec(axes: Axes, shape: tuple[int, ...], table: Mapping[str, tuple[str, ...]], mesh: Mesh) -> PartitionSpec:
     """Return how an array with these logical axes is sharded over the mesh.
-
-    Raises ValueError for an axis without a rule, two axes on one mesh axis, or a size that does not divide evenly.
-    """
+    Raises ValueError for an axis without a rule, two axes on one mesh axis, or a size that does not divide evenly."""
     cuts, taken = [], set()
     for axis, size in zip(axes, shape, strict=True):
         if axis is not None and axis not in table:

@@ -35,9 +35,7 @@ FIRST_DELAY, LAST_DELAY = 30, 1800  # seconds before the slice is recreated; dou
 
 def news(cloud: Gcloud, objects: dict[str, dict], shown: dict[str, int], host: str = "") -> list[str]:
     """Return the new whole lines of a host's log, by default the first host's, and update `shown`.
-
-    shown: file -> bytes shown so far; files only grow.
-    """
+    shown: file -> bytes shown so far; files only grow."""
     lines = []
     for name in sorted(name for name in objects if name.startswith(f"log/{host or cloud.where.hosts[0]}/")):
         past = shown.get(name, 0)
@@ -124,9 +122,7 @@ def watch(cloud: Gcloud, create: list[str], delete: bool, shown: dict[str, int],
 
 def no_good(cloud: Gcloud, delete: bool, now: str, found: dict, waited: int, spoke: bool) -> str | None:
     """Return why the slice must be recreated, None while it is fine.   waited: seconds without news.
-
-    Raises UserError if a new slice would not help; this one is deleted first, unless it is to be kept.
-    """
+    Raises UserError if a new slice would not help; this one is deleted first, unless it is to be kept."""
     name, (limit, why) = cloud.where.name, LIMITS.get(now, (math.inf, ""))
     if now in ("failed", "ended"):
         why = found.get("the request", ("", ""))[1] or ", ".join(state for state, _ in found.values())
@@ -148,7 +144,7 @@ def no_good(cloud: Gcloud, delete: bool, now: str, found: dict, waited: int, spo
 
 def remove(cloud: Gcloud) -> None:
     """Delete the slice and its request, and wait until they are gone. UserError if that is refused again and again."""
-    refusals = 0
+    name, refusals = cloud.where.name, 0
     while found := cloud.look():
         if stage(found) != "ending":
             try:
@@ -157,10 +153,8 @@ def remove(cloud: Gcloud) -> None:
             except GcloudError as error:  # perhaps because it is being created, or deletes itself
                 refusals += 1
                 if refusals == REFUSALS:
-                    there = ", ".join(f"{name} is {state}" for name, (state, _) in found.items())
-                    raise UserError(
-                        f"--name {cloud.where.name}: it still exists and costs money ({there}): {error}"
-                    ) from None
+                    there = ", ".join(f"{part} is {state}" for part, (state, _) in found.items())
+                    raise UserError(f"--name {name}: it still exists and costs money ({there}): {error}") from None
         cloud.sleep(POLL)
 
 

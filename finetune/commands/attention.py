@@ -11,12 +11,17 @@ import finetune.registry  # noqa: F401 (a run's recipe may name a task)
 from data_pipelines.command_line import Place, parse
 from data_pipelines.errors import UserError
 from data_pipelines.progress import busy
+from finetune.inside import are_special, attention_shares, looked
+from finetune.rows import joined
 from finetune.tables import show, store
-from finetune.texts import fitting
+from finetune.texts import encoded, fitting
+from finetune.trees import best_heads, trees
 from models.core.ranges import COUNT
 from pretrain.commands.common import check_file, check_picture, save_picture
+from pretrain.objectives.protocols import CausalDecoder
 from pretrain.options import check_options
 from pretrain.recipe import LENGTH
+from pretrain.training.opened import open_model
 
 NAMED = 40  # largest number of tokens with labels beside a map
 
@@ -56,22 +61,16 @@ def main(arguments: Sequence[str]) -> int:
     check_picture(options.out)
     check_file(options.out)
     tokens, special, shares = maps(options)
-    names = "entropy (nats)", "mean distance", "share on special tokens"
-    show(
-        [
-            {"layer": layer, "head": head} | dict(zip(names, map(float, figures), strict=True))
-            for layer, heads in enumerate(shares, 1)
-            for head, figures in enumerate(zip(*of_heads(heads, special), strict=True), 1)
-        ]
-    )
+    names, lines = ("entropy (nats)", "mean distance", "share on special tokens"), []
+    for layer, heads in enumerate(shares, 1):
+        for head, figures in enumerate(zip(*of_heads(heads, special), strict=True), 1):
+            lines.append({"layer": layer, "head": head} | dict(zip(names, map(float, figures), strict=True)))
+    show(lines)
     print(_draw(tokens, shares, options.out))
     return 0
 
 
 def _of_trees(options: Attention) -> int:
-    from finetune.trees import best_heads, trees
-    from pretrain.training.opened import open_model
-
     if options.out.suffix != ".tsv":
         raise UserError(f"--out {options.out}: with --trees this is a table; give a name that ends in .tsv")
     check_file(options.out)
@@ -92,17 +91,11 @@ def _of_trees(options: Attention) -> int:
 
 def maps(options: Attention) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Return the tokens, whether each is special bool[tokens], and attention f32[depth, heads, queries, keys]."""
-    from finetune.inside import are_special, attention_shares, looked
-    from finetune.rows import joined
-    from finetune.texts import encoded
-    from pretrain.objectives.protocols import CausalDecoder
-    from pretrain.training.opened import open_model
-
     opened = open_model(options.run, options.step)
     made = opened.tokenizer
     length = fitting(options.length, opened.config)
     (row,) = encoded(made, [options.text], ["--text"], length, isinstance(opened.module, CausalDecoder))
-    ((_, shares),) = looked(opened, joined([row.tokens], [row.types], {}), attention_shares)
+    ((_, shares),) = looked(opened, joined([row]), attention_shares)
     named, size = [made.tokenizer.id_to_token(token) for token in row.tokens], len(row.tokens)
     return named, are_special(made, row.tokens), shares[:, 0, :, :size, :size]
 

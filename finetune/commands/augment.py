@@ -22,7 +22,7 @@ from data_pipelines.progress import doing
 from data_pipelines.text.encoding import Encoder
 from finetune.files import Record, as_text, records
 from finetune.inside import looked
-from finetune.rows import Rows, joined
+from finetune.rows import Row, Rows, joined
 from models.core.ranges import COUNT, SEED, SHARE
 from pretrain.commands.common import check_file, writing
 from pretrain.generation.decoding import fills, log_probabilities
@@ -127,7 +127,7 @@ def masked(opened: Opened, texts: Sequence[str]) -> tuple[list[list[Word]], Rows
                 of_text.append((begin, end, is_whole))
                 tokens += [[*ids[: group[0]], special["mask"], *ids[group[0] + 1 :]]] * is_whole
                 types += [one.type_ids] * is_whole
-    return words, joined(tokens, types, {})
+    return words, joined([Row(*pair) for pair in zip(tokens, types, strict=True)])
 
 
 def predicted(opened: Opened, rows: Rows, number: int) -> Iterator[list[str]]:

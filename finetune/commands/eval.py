@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -23,9 +22,7 @@ from pretrain.recipe import group_of, tasks_of
 from pretrain.storage.best import LOSS, SCORE
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory, write_whole
-
-if TYPE_CHECKING:
-    from pretrain.training.opened import Opened
+from pretrain.training.opened import Opened, open_model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,8 +65,6 @@ def main(arguments: Sequence[str]) -> int:
 
 def evaluate(options: Evaluation) -> tuple[FinetuningTask, dict[str, float], list[dict]]:
     """Return the task, the metrics (empty for a file without labels) and the answers."""
-    from pretrain.training.opened import open_model
-
     opened = open_model(options.run, options.step, best_of=LOSS if options.step is None else None)
     task, labels = finetuned(opened, options.task)
     if options.top > 1:
@@ -86,7 +81,7 @@ def evaluate(options: Evaluation) -> tuple[FinetuningTask, dict[str, float], lis
 
 
 def answered(
-    opened: "Opened", task: FinetuningTask, labels: Sequence[str], examples: Examples
+    opened: Opened, task: FinetuningTask, labels: Sequence[str], examples: Examples
 ) -> tuple[dict[str, float], list[dict]]:
     """Return a run's metrics on a task (empty for examples without labels) and its answers."""
     task = task.fitted(examples)
@@ -101,7 +96,7 @@ def answered(
         return figures_of(task, predictor, opened.params, {}, data, tell)
 
 
-def finetuned(opened: "Opened", name: str) -> tuple[FinetuningTask, list[str]]:
+def finetuned(opened: Opened, name: str) -> tuple[FinetuningTask, list[str]]:
     """Return a run's task of this name ('' if it has only one), with settings chosen on --dev, and its labels."""
     tasks = {group_of(one.name): one.objective for one in tasks_of(opened.recipe, opened.recipe.phases[-1])}
     if name not in tasks:

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from tyro.conf import Positional
@@ -13,6 +12,8 @@ from data_pipelines.errors import UserError
 from data_pipelines.progress import busy
 from finetune.commands.eval import answered, finetuned
 from finetune.files import Told, tell
+from finetune.inside import are_special
+from finetune.probing import fit, predicted, side_by_side, standardised, text_states, word_states
 from finetune.rows import Rows
 from finetune.sentences import NONE
 from finetune.tables import show, store
@@ -25,9 +26,7 @@ from pretrain.commands.common import check_file, save_picture
 from pretrain.options import check_options
 from pretrain.recipe import LENGTH
 from pretrain.storage.best import LOSS, SCORE
-
-if TYPE_CHECKING:
-    from pretrain.training.opened import Opened
+from pretrain.training.opened import Opened, open_model
 
 RANGES = {"length": LENGTH, "words": COUNT, "seed": SEED}
 LAST = 4  # number of last layers to concatenate
@@ -73,9 +72,8 @@ class Probing:
         check_options(self, RANGES)
         for name in ("token_column", "label_column"):
             if self.text and getattr(self, name) is not None:
-                raise UserError(
-                    f"--{name.replace('_', '-')}: is for words, but --text is for texts; leave one of them out"
-                )
+                option = name.replace("_", "-")
+                raise UserError(f"--{option}: is for words, but --text is for texts; leave one of them out")
         if self.task and self.finetuned is None:
             raise UserError(f"--task {self.task}: has no effect without --finetuned; add it, or leave this out")
 
@@ -92,9 +90,6 @@ def main(arguments: Sequence[str]) -> int:
 
 def probe(options: Probing) -> list[dict]:
     """Return the rows of the table: metrics by name, and a layer's share in the mix."""
-    from finetune.probing import fit, predicted, side_by_side, standardised, text_states, word_states
-    from pretrain.training.opened import open_model
-
     task = _task(options)
     train, dev = task.read(options.train), task.read(options.dev)
     labels = task.labels_of(train)
@@ -108,9 +103,8 @@ def probe(options: Probing) -> list[dict]:
     with busy("reading the layers"):
         states = [(text_states if options.text else word_states)(opened, split) for split in rows]
     standardised(*states)
-    answers = [
-        split.columns["labels"] if options.text else split.of_tokens["labels"][_is_word(split)] for split in rows
-    ]
+    of_words = lambda split: split.of_tokens["labels"][_is_word(split)]
+    answers = [split.columns["labels"] if options.text else of_words(split) for split in rows]
     (seen, held_out), depth = states, states[0].shape[1] - 1
     figures = lambda classes: _figures(task, dev, rows[1], classes, labels)
     trained = lambda states: fit(states, answers[0], len(labels))
@@ -143,15 +137,11 @@ def _task(options: Probing) -> FinetuningTask:
 
 def _of_finetuned(options: Probing, task: FinetuningTask, dev: Examples, labels: Sequence[str]) -> Mapping[str, float]:
     """Return the metrics of a run on the same task, labels and examples. UserError if any of these differ."""
-    from pretrain.training.opened import open_model
-
     opened = open_model(options.finetuned, best_of=LOSS)
     its_task, known = finetuned(opened, options.task)
     if type(its_task) is not type(task) or {*known} != {*labels} or [*its_task.read(options.dev)] != [*dev]:
-        names = ", ".join(known) or "none"
-        raise UserError(
-            f"--finetuned {options.finetuned}: has other labels or columns ({names}) than --train; give another run"
-        )
+        theirs = f"other labels or columns ({', '.join(known) or 'none'}) than --train"
+        raise UserError(f"--finetuned {options.finetuned}: has {theirs}; give another run")
     return _shown(answered(opened, its_task, known, dev)[0])
 
 
@@ -166,9 +156,7 @@ def _drawn(examples: Examples, options: Probing) -> Examples:
     return [examples[number] for number in kept]
 
 
-def _tell_empty(opened: "Opened", files: Sequence[tuple[Examples, Rows]]) -> None:
-    from finetune.inside import are_special
-
+def _tell_empty(opened: Opened, files: Sequence[tuple[Examples, Rows]]) -> None:
     told = Told(list)
     for examples, rows in files:
         counts = np.concatenate([[0], np.cumsum(~are_special(opened.tokenizer, rows.tokens))])
@@ -181,9 +169,7 @@ def _is_word(rows: Rows) -> np.ndarray:
     return rows.of_tokens["words"] != NONE
 
 
-def _figures(
-    task: FinetuningTask, dev: Examples, rows: Rows, classes: np.ndarray, labels: Sequence[str]
-) -> Mapping[str, float]:
+def _figures(task: FinetuningTask, dev: Examples, rows: Rows, classes: np.ndarray, labels: Sequence[str]) -> dict:
     """Return the metrics of predicted classes, of all words that have pieces or of all texts."""
     if isinstance(task, Classify):
         outputs = {"logits": np.eye(len(labels))[classes]}

@@ -97,21 +97,14 @@ def score(options: Suite, name: str, fields: Mapping, seed: int, stop: StopReque
     """Start or resume one run and return its best score on --dev; None if it was stopped."""
     task, run = of_task_file(fields, **_of_run(options, name, seed))
     keep_compiled_with(run.workdir)
-    with contextlib.redirect_stdout(io.StringIO()), quiet():
-        if finetune({"": Files(task, run.train, run.dev)}, run, stop, programs):
-            return None
-    return max(one[SCORE] for one in read_metrics(RunDirectory(run.workdir), "eval"))
-
-
-@contextlib.contextmanager
-def quiet():
-    """Hide the warnings of a run, which are in its log."""
-    logger, before = logging.getLogger(), logging.getLogger().level
-    logger.setLevel(logging.ERROR)
+    logger, level = logging.getLogger(), logging.getLogger().level
+    logger.setLevel(logging.ERROR)  # a run's warnings are in its log
     try:
-        yield
+        with contextlib.redirect_stdout(io.StringIO()):
+            status = finetune({"": Files(task, run.train, run.dev)}, run, stop, programs)
     finally:
-        logger.setLevel(before)
+        logger.setLevel(level)
+    return None if status else max(one[SCORE] for one in read_metrics(RunDirectory(run.workdir), "eval"))
 
 
 def metric_of(options: Suite, name: str, task: FinetuningTask) -> str:

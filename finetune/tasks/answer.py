@@ -41,11 +41,12 @@ class Question(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A row of a question.   row: its tokens and types i32[n].   offsets: i32[n, 2], begin and end of passage tokens in
+    """A row of a question.   tokens, types: i32[n].   offsets: i32[n, 2], begin and end of passage tokens in
     the passage, NONE for other tokens.   example: index of the question.   place: the token that stands for no answer.
     start, end: first and last token of the answer, NONE if unknown.   asked: positions of the question's tokens."""
 
-    row: tuple[np.ndarray, np.ndarray]
+    tokens: np.ndarray
+    types: np.ndarray
     offsets: np.ndarray
     example: int
     place: int
@@ -68,7 +69,6 @@ class Answer(FinetuningTask):
     asks: ClassVar[tuple[str, ...]] = (SPANS,)
 
     stride: int = 0  # tokens between the starts of two windows; 0: half of a window's passage tokens
-    question_last: bool = False  # put the question after the passage
     max_question_tokens: int = 64  # longer questions are cut
     max_answer_tokens: int = 30  # maximum number of tokens in a predicted answer
     threshold: float | None = None  # predict no answer if it outscores the span by more; default: best on --dev
@@ -77,14 +77,6 @@ class Answer(FinetuningTask):
     def __post_init__(self):
         ranges = {"stride": COUNT_OR_NONE, "max_question_tokens": COUNT, "max_answer_tokens": COUNT}
         check_ranges(self, ranges, "--")
-
-    def suited(self, model_config):
-        task = super().suited(model_config)
-        if task.causal and self.question_last:
-            raise UserError(
-                "--question-last: this model reads from left to right, so passages before their question; leave it out"
-            )
-        return task
 
     @property
     def columns(self):
@@ -106,7 +98,7 @@ class Answer(FinetuningTask):
         return found
 
     def encode(self, examples, made, labels, length):
-        frame, told = frame_of(made, self.causal), Told(list)
+        frame, told = frame_of(made), Told(list)
         known = texts_of(made, [text for one in examples for text in (one.text, one.passage)])
         rows = [row for one in enumerate(examples) for row in self._rows(*one, known, frame, length, told)]
         tell(told)
@@ -115,8 +107,7 @@ class Answer(FinetuningTask):
             columns["globals"] = np.full((len(rows), 1 + self.max_question_tokens), NONE, np.int32)
             for of_row, row in zip(columns["globals"], rows, strict=True):
                 of_row[: 1 + len(row.asked)] = row.place, *row.asked
-        tokens, types = ([row.row[index] for row in rows] for index in (0, 1))
-        return joined(tokens, types, columns, {"offsets": [row.offsets for row in rows]})
+        return joined(rows, columns, {"offsets": [row.offsets for row in rows]})
 
     def _rows(
         self, example: int, one: Question, known: Mapping[str, Text], frame: Frame, length: int, told: Told
@@ -126,19 +117,18 @@ class Answer(FinetuningTask):
         if len(question) > self.max_question_tokens:
             told["questions longer than --max-question-tokens, which are cut"].append(one.where)
             question = question[: self.max_question_tokens]
-        first = len(frame.before) + (0 if self.question_last else len(question) + len(frame.between))
+        asked = len(frame.before) + np.arange(len(question))
+        first = len(frame.before) + len(question) + len(frame.between)
         span = None if one.span is None else _tokens_of(one, passage)
         for begin, end in self._windows(one, passage, length - frame.size - len(question), length):
-            of_passage = passage.tokens[begin:end]
-            row = framed(frame, *((of_passage, question) if self.question_last else (question, of_passage)))
+            row = framed(frame, question, passage.tokens[begin:end])
             offsets = np.full((len(row[0]), 2), NONE, np.int32)
             offsets[first : first + end - begin] = passage.offsets[begin:end]
             place = frame.place % len(row[0])
-            asked = len(frame.before) + (end - begin + len(frame.between)) * self.question_last
             is_whole = span is not None and begin <= span[0] and span[1] < end
             targets = [at - begin + first for at in span] if is_whole else [place, place]
             known_targets = targets if one.label else [NONE, NONE]
-            found.append(Window(row, offsets, example, place, *known_targets, asked + np.arange(len(question))))
+            found.append(Window(*row, offsets, example, place, *known_targets, asked))
         if span is not None and all(row.start == row.place for row in found):
             told["answers that no window contains whole, which count as no answer in the loss"].append(one.where)
         return found
@@ -147,10 +137,8 @@ class Answer(FinetuningTask):
         if room < 2:
             raise UserError(f"--length {length}: leaves no room for the passage of {one.where}; raise it")
         if self.stride > room:
-            raise UserError(
-                f"--stride {self.stride}: skips tokens of the passage of {one.where}, of which a row of {length} "
-                f"holds {room}; lower it"
-            )
+            skips = f"skips tokens of the passage of {one.where}, of which a row of {length} holds {room}"
+            raise UserError(f"--stride {self.stride}: {skips}; lower it")
         if not len(passage.tokens):
             raise UserError(f"{one.where}: its context has no tokens; correct it")
         return windows(len(passage.tokens), room, self.stride or room // 2)
@@ -258,9 +246,8 @@ def _content(file: Path) -> Iterator[tuple[int, Any]]:
     try:
         yield 1, json.loads(file.read_text("utf-8-sig"))
     except json.JSONDecodeError as error:
-        raise UserError(
-            f"{file}, line {error.lineno}: is not JSON ({error.msg}); give a file in SQuAD's format"
-        ) from None
+        where = f"{file}, line {error.lineno}"
+        raise UserError(f"{where}: is not JSON ({error.msg}); give a file in SQuAD's format") from None
 
 
 def _questions(file: Path, content: Any) -> Iterator[tuple[str, str, Mapping]]:

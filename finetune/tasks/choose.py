@@ -69,10 +69,8 @@ class Choose(FinetuningTask):
         choices = [record.fields[name] for name in self.choices]
         choices = choices[0] if len(self.choices) == 1 and isinstance(choices[0], list) else choices
         if len(choices) < FEWEST:
-            raise UserError(
-                f"{record.where}: has {len(choices)} choice; give {FEWEST} or more, in the columns of --choices or "
-                "as one list"
-            )
+            cure = f"give {FEWEST} or more, in the columns of --choices or as one list"
+            raise UserError(f"{record.where}: has {len(choices)} choice; {cure}")
         texts = tuple((asked, " ".join([*before, as_text(record, self.choices[0], choice)])) for choice in choices)
         return Choices(record.where, texts, self._right(record, len(choices)))
 
@@ -86,10 +84,8 @@ class Choose(FinetuningTask):
             cure = "give one, or add --ranking" if found else "give one"
             raise UserError(f"{record.where}: {self.label}={given!r} names {len(found)} right choices; {cure}")
         if not 0 <= found[0] <= found[-1] < number:
-            last = f"{number - 1} or {string.ascii_uppercase[(number - 1) % 26]}"
-            raise UserError(
-                f"{record.where}: {self.label}={given!r} is not one of the choices, 0 or A to {last}; correct it"
-            )
+            choices = f"the choices, 0 or A to {number - 1} or {string.ascii_uppercase[(number - 1) % 26]}"
+            raise UserError(f"{record.where}: {self.label}={given!r} is not one of {choices}; correct it")
         return found
 
     def encode(self, examples, made, labels, length):
@@ -109,7 +105,7 @@ class Choose(FinetuningTask):
                 arrays_of_all.append(array)
             if one.label:
                 columns["right"][index, list(one.label)] = 1 / len(one.label)
-        return joined([row.tokens for row in longest], [row.types for row in longest], columns, of_tokens)
+        return joined(longest, columns, of_tokens)
 
     def scores(self, model, params, batch, noise=None):
         inputs = {name: _apart(batch[f"choice_{name}"]) for name in INPUTS}  # [rows * choices, length]

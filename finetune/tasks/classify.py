@@ -51,6 +51,7 @@ class Classify(Taught):
     """
 
     asks: ClassVar[tuple[str, ...]] = (CLASSIFIER,)
+    term: ClassVar[str] = "label"
 
     text: tuple[str, ...] = ("text",)  # column of the text, or two columns of a pair of texts
     label: str = "label"  # column of the label
@@ -85,9 +86,7 @@ class Classify(Taught):
         if self.windows and self.windows not in WINDOWS:
             raise ValueError(unknown("--windows: unknown value", self.windows, WINDOWS))
         if self.windows and len(self.text) > 1:
-            raise ValueError(
-                f"--windows {self.windows}: needs rows of one text; leave it out, or give --text one column"
-            )
+            raise ValueError(f"--windows {self.windows}: needs rows of one text; give --text one column")
         if self.windows == "vote" and self.regression:
             raise ValueError("--windows vote: --regression has no classes to vote for; give --windows mean")
         if self.stride and not self.windows:
@@ -133,9 +132,8 @@ class Classify(Taught):
         if len(found) < 2:
             raise UserError(f"--train: all rows have {self.label}={found[0]!r}; give rows of at least two classes")
         if self.class_weights and len(self.class_weights) != len(found):
-            raise UserError(
-                f"--class-weights: there are {len(found)} classes, {', '.join(found)}; give one weight for each"
-            )
+            classes = f"{len(found)} classes, {', '.join(found)}"
+            raise UserError(f"--class-weights: there are {classes}; give one weight for each")
         return tuple(found)
 
     def encode(self, examples, made, labels, length):
@@ -157,7 +155,7 @@ class Classify(Taught):
         columns = {"place": places, "labels": np.array(values, self.columns["labels"].dtype)[text], "text": text}
         # The token that the head reads is global (Beltagy et al. 2020, section 3.1).
         columns |= {"globals": places[:, None]} if self.marks_globals else {}
-        return joined([row.tokens for row in rows], [row.types for row in rows], columns)
+        return joined(rows, columns)
 
     def scores(self, model, params, batch, noise=None):
         return self._logits(model, params, hidden_states(model, params, batch, noise, batch["place"][:, None]), noise)
@@ -186,9 +184,9 @@ class Classify(Taught):
         return terms | self.soft_terms(batch, moment, *twice), carry, {}
 
     def weights(self, batch):
-        of_rows = self.loss_weights(batch).sum()
-        further = super().weights(batch) | ({"r_drop": of_rows} if self.r_drop else {})
-        return {"label": of_rows} | further | ({"text": _next(batch["segments"] > 0).sum()} if self.auxiliary else {})
+        of_terms = super().weights(batch)
+        of_terms |= {"r_drop": of_terms["label"]} if self.r_drop else {}
+        return of_terms | ({"text": _next(batch["segments"] > 0).sum()} if self.auxiliary else {})
 
     def loss_weights(self, batch):
         labels = batch["labels"]
@@ -199,8 +197,7 @@ class Classify(Taught):
 
     def coefficients(self, step):
         further = {"r_drop": self.r_drop, "text": self.auxiliary}
-        further = {term: factor for term, factor in further.items() if factor}
-        return {"label": self.own_weight} | super().coefficients(step) | further
+        return super().coefficients(step) | {term: factor for term, factor in further.items() if factor}
 
     def terms(self, outputs, batch):
         logits, labels, weights = outputs["logits"], batch["labels"], self.loss_weights(batch)

@@ -5,6 +5,7 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from data_pipelines.formats.conll import Options
 from finetune import metrics
 from finetune.rows import Rows, joined
 from finetune.sentences import NONE, Pieces, Sentence, rows_of, sentences
-from finetune.task import apply_head, hidden_states
+from finetune.task import Examples, apply_head, hidden_states
 from finetune.teaching import Taught
 from models.blocks.crf import CRF, Transitions, best_path, log_likelihood
 from models.blocks.heads import TAGGER
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 @dataclasses.dataclass(frozen=True)
 class Tag(Taught):
     """A head predicts a tag for each word."""
+
+    term: ClassVar[str] = "tag"
 
     # Columns, counted from 1, of files with one word a line: the word, by default the first, in CoNLL-U the second; and
     # the tag, by default the last, in CoNLL-U the fourth, UPOS
@@ -88,9 +91,9 @@ class Tag(Taught):
             at = row.words if self.pieces == "first" else row.owners
             return np.where(at == NONE, NONE, targets[sentence][at])
 
-        tokens, types, words = ([getattr(row, name) for row, _ in of_row] for name in ("tokens", "types", "words"))
-        of_tokens = {"labels": [trained(row, sentence) for row, sentence in of_row], "words": words}
-        return joined(tokens, types, {"sentence": np.array([sentence for _, sentence in of_row])}, of_tokens)
+        of_tokens = {"labels": [trained(*one) for one in of_row], "words": [row.words for row, _ in of_row]}
+        sentences = np.array([sentence for _, sentence in of_row])
+        return joined([row for row, _ in of_row], {"sentence": sentences}, of_tokens)
 
     def scores(self, model, params, batch, noise=None):
         hidden = hidden_states(model, params, batch, noise)
@@ -109,14 +112,8 @@ class Tag(Taught):
         outputs, terms = super().forward(model, params, batch, moment)
         return {"tags": outputs["tags"]}, terms  # only what answers need leaves the device
 
-    def weights(self, batch):
-        return {"tag": self.loss_weights(batch).sum()} | super().weights(batch)
-
     def loss_weights(self, batch):
         return (batch["labels"] != NONE).astype(jnp.float32)
-
-    def coefficients(self, step):
-        return {"tag": self.own_weight} | super().coefficients(step)
 
     def terms(self, outputs, batch):
         if self.crf:
@@ -151,9 +148,8 @@ def _tell(examples: Sequence[Sentence], rows: Sequence[Sequence[Pieces]]) -> Non
     """Log which sentences of a file are cut and which words are left out."""
     file, cut = examples[0].file, sum(len(rows_of_it) > 1 for rows_of_it in rows)
     if cut:
-        log.warning(
-            "%s: %s of %s sentences are longer than --length: each is split into rows", file, cut, len(examples)
-        )
+        message = "%s: %s of %s sentences are longer than --length: each is split into rows"
+        log.warning(message, file, cut, len(examples))
     without = []
     for example, rows_of_it in zip(examples, rows, strict=True):
         read = {word for row in rows_of_it for word in row.words.tolist()}
@@ -171,9 +167,7 @@ def _side_by_side(logits: Array, batch: Batch) -> tuple[Array, Array, Array, Arr
     return slots, gather_positions(logits, slots), labels, words != NONE
 
 
-def tags_of(
-    examples: Sequence[Sentence], rows: Rows, tags: Sequence[np.ndarray], labels: Sequence[str]
-) -> list[list[str]]:
+def tags_of(examples: Examples, rows: Rows, tags: Sequence[np.ndarray], labels: Sequence[str]) -> list[list[str]]:
     """Return the tag of each word.   tags: for each row, i32[its length or more], by token."""
     usual = OUTSIDE if OUTSIDE in labels else labels[0]
     found = [[usual] * len(example.words) for example in examples]

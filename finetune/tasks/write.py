@@ -17,7 +17,7 @@ from data_pipelines.tokenizers.made import text_end
 from finetune import metrics
 from finetune.cloze import ClozeRows, cloze_rows
 from finetune.files import Record, Told, as_text, records, tell
-from finetune.rows import Rows, joined
+from finetune.rows import Row, Rows, joined
 from finetune.task import FinetuningTask
 from models.blocks.heads import TOKENS
 from models.core.program import Program
@@ -152,7 +152,7 @@ class Write(FinetuningTask):
         last = np.array([len(target) - 1 for target in targets])
         batch = as_batch(np.zeros((len(targets), 1), np.int32), padded, self.start, (np.zeros_like(last), last))
         batch["weights"] *= is_known[:, None]
-        return joined(tokens, [np.zeros_like(row) for row in tokens], {name: batch[name] for name in self.columns})
+        return joined([Row(row) for row in tokens], {name: batch[name] for name in self.columns})
 
     def forward(self, model, params, batch, moment):
         if self.cloze:
@@ -184,8 +184,7 @@ def _continued(inputs: list, targets: list, is_known: np.ndarray, delimiter: int
     number of tokens of input and delimiter."""
     rows = [np.concatenate([text, [delimiter], target]) for text, target in zip(inputs, targets, strict=True)]
     sizes = np.array([len(text) + 1 for text in inputs])
-    weights = [
-        (np.arange(len(row) - 1) >= size - 1) * known for row, size, known in zip(rows, sizes, is_known, strict=True)
-    ]
-    tokens, following = [row[:-1] for row in rows], {"targets": [row[1:] for row in rows], "weights": weights}
-    return joined(tokens, [np.zeros_like(row) for row in tokens], {"inputs": sizes}, following)
+    in_target = [np.arange(len(row) - 1) >= size - 1 for row, size in zip(rows, sizes, strict=True)]
+    weights = [within * known for within, known in zip(in_target, is_known, strict=True)]
+    following = {"targets": [row[1:] for row in rows], "weights": weights}
+    return joined([Row(row[:-1]) for row in rows], {"inputs": sizes}, following)

@@ -67,7 +67,6 @@ class AbsoluteEncoderDecoder(EncoderDecoder):
         self.decoder = self.kind(layer_sizes(c), c.decoder_depth, self.program, rows=c.positions)
 
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
-        """See `Decoder.softmax`."""
         return hidden, self.tokens, padding_bias(self.config.vocab_size)
 
 

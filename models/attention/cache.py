@@ -12,6 +12,8 @@ from models.blocks import cpu
 from models.blocks.layer import LayerSizes
 from models.core.sharding import constrain
 
+KeysValues = tuple[Array, Array]  # a layer's, [batch, heads, places, head_dim] each
+
 
 class Cache(NamedTuple):
     """Keys and values of earlier tokens.
@@ -71,25 +73,17 @@ def _put_token(places: Array, new: Array, filled: Array) -> Array:
 
 def seen(segments: Array, new: Array, filled: Array, bias: Array | None = None) -> Mask:
     """Return the mask of new tokens, which see earlier tokens and themselves.
-
     segments: i32[batch, places], of the cache with the new tokens.   new: i32[batch, n], segments of the new tokens,
-    which stand after `filled` others.   bias: as in `Mask`.
-    """
+    which stand after `filled` others.   bias: as in `Mask`."""
     new_places = filled + jnp.arange(new.shape[1])
     ranks, thresholds = jnp.arange(segments.shape[1]), new_places + 1
     spread = lambda numbers, like: jnp.broadcast_to(numbers, like.shape)
     return Mask(segments, spread(ranks, segments), spread(thresholds, new), queries=new, bias=bias)
 
 
-def mix(
-    q: Array, k: Array, v: Array, mask: Mask, filled: Array, state: tuple[Array, Array]
-) -> tuple[Array, tuple[Array, Array]]:
+def mix(q: Array, k: Array, v: Array, mask: Mask, filled: Array, state: KeysValues) -> tuple[Array, KeysValues]:
     """Compute `plain.attention` without dropout for q, k, v [batch, n, heads, head_dim] of tokens that follow the
-    `filled` ones in a layer's cache.
-
-    state: the cached keys and values [batch, heads, places, head_dim].   mask: from `seen`.
-    -> (attended, like q; the state with k and v)
-    """
+    `filled` ones in a layer's cache -> (attended, like q; the state with k and v).   mask: from `seen`."""
     k, v = map(heads_first, (k, v))
     # Write before reading: only then does XLA update the cache in place instead of copying it for every token.
     write = _put_token if (k.shape[0], k.shape[2]) == (1, 1) else functools.partial(put, axis=2)

@@ -50,9 +50,7 @@ class DecoderConfig(TrunkConfig):
 
 class Decoder(WithHeads):
     """Embeddings, causal layers, and output logits whose table is the token embeddings.
-
-    pre_norm: whether norms stand before the blocks, with one more after the last layer.
-    """
+    pre_norm: whether norms stand before the blocks, with one more after the last layer."""
 
     config: DecoderConfig
     pre_norm: bool = True
@@ -71,9 +69,7 @@ class Decoder(WithHeads):
 
     def decode(self, inputs: Inputs, noise: Noise = None) -> Array:
         """Run the trunk -> [rows, length, width]. Dropout is on if noise u32[rows, 2] is given.
-
-        A token sees itself and the earlier tokens of its segment.
-        """
+        A token sees itself and the earlier tokens of its segment."""
         x = dropout(self.embed(inputs), self.config.dropout, site(noise, 0)).astype(self.program.compute)
         return self.transform(x, Mask(inputs["segments"], causal=True), site(noise, 1))[0]
 
@@ -107,9 +103,7 @@ class Decoder(WithHeads):
     def transform(self, x: Array, mask, noise: Noise, cached: tuple[Array, Array] | None = None):
         """Run the layers: x [rows, length, width] -> (the same shape, the cached keys and values with those of x, or
         None without a cache).
-
-        mask: a Mask; with cached keys and values, (Mask, the number of filled places).
-        """
+        mask: a Mask; with cached keys and values, (Mask, the number of filled places)."""
         kind = TransformerLayer if cached is None else CachedTransformerLayer
         layer = kind(layer_sizes(self.config), self.program, pre_norm=self.pre_norm, parent=None)
         x, new = stack(self, [layer], self.config.depth, x, mask, noise, self.program, states=cached)
@@ -127,7 +121,6 @@ class Decoder(WithHeads):
         return tied_logits(hidden.reshape(-1, hidden.shape[-1]), table, bias, len(table))
 
     def __call__(self, inputs: Inputs):
-        """Run every part once, for initialisation."""
         hidden = self.decode(inputs)
         return self.token_logits(hidden), self.apply_heads(hidden)
 
@@ -144,10 +137,8 @@ def seen(config: DecoderConfig, shape: Shape) -> float:
 
 def decoder_family(model_type: str, heads: tuple[Head, ...], classes: str, tokens: str, **others: Any) -> Family:
     """Declare the family of GPT or of a relative.
-
     model_type: in its config.json.   classes: how the names of its classes begin.   tokens: its tensor of embeddings.
-    others: as in `declare`.
-    """
+    others: as in `declare`."""
     usual = {
         "inputs": INPUTS,
         "seen": seen,

@@ -85,9 +85,8 @@ class DisentangledAttention(nn.Module):
         self.norm = Norm(sizes.norm_epsilon, self.program.compute)
 
     def _split(self, x: Array, weights: Weights) -> Array:
-        return kept(affine(x, weights(self.sizes.width), self.program.compute)).reshape(
-            *x.shape[:-1], self.sizes.heads, -1
-        )
+        y = kept(affine(x, weights(self.sizes.width), self.program.compute))
+        return y.reshape(*x.shape[:-1], self.sizes.heads, -1)
 
     def context(self, x: Array, table: Array, noise: Noise) -> Context:
         """Project x [batch, length, width] and the embeddings of buckets f32[2 * buckets, width], after dropout."""
@@ -97,9 +96,7 @@ class DisentangledAttention(nn.Module):
 
     def __call__(self, x: Array, context: Context, mask: Mask, noise: Noise, slots: Array | None = None) -> Array:
         """Return norm(x + dropout(output(attend(x)))) for x [batch, n, width].
-
-        slots: i32[batch, n], the places of x in the row; None if x is the whole row.
-        """
+        slots: i32[batch, n], the places of x in the row; None if x is the whole row."""
         sizes, dtype = self.sizes, self.program.compute
         q, attend = self._split(x, self.query), attend_row
         if slots is not None:
@@ -119,9 +116,7 @@ def attend_chosen(
     q: Array, context: Context, mask: Mask, buckets: Buckets, *, slots: Array, dropout_rate: float, noise: Noise
 ) -> Array:
     """Attend from chosen positions: `attend_row` by its definition, a gather of scores by bucket.
-
-    q: [batch, n, heads, head_dim].   slots: i32[batch, n].   mask: of the whole row.
-    """
+    q: [batch, n, heads, head_dim].   slots: i32[batch, n].   mask: of the whole row."""
     q, (k, v, keys, queries) = _scaled(q, context)
     length = k.shape[1]
     q, k, v = (constrain(x, "batch", None, "heads", None) for x in (q, k, v))
@@ -142,16 +137,13 @@ def _mixed(scores: Array, seen: Array, v: Array, rate: float, noise: Noise) -> A
 
 def attend_row(q: Array, context: Context, mask: Mask, buckets: Buckets, *, dropout_rate: float, noise: Noise) -> Array:
     """Attend within segments of whole rows -> like q [batch, length, heads, head_dim], a block of queries at a time.
-
     q, context: any float dtype; softmax in float32.   mask: segments alone.   dropout_rate: on the probabilities, drawn
-    from `noise` (u32[batch, 2] or None).
-    """
+    from `noise` (u32[batch, 2] or None)."""
     length, block = q.shape[1], min(BLOCK, q.shape[1])
     blocks = -(-length // block)
+    beyond = (0, 0), (0, blocks * block - length)
     # No token has segment -1, so none sees what is added to whole blocks.
-    whole = lambda x, fill=0: jnp.pad(
-        x, ((0, 0), (0, blocks * block - length), *[(0, 0)] * (x.ndim - 2)), constant_values=fill
-    )
+    whole = lambda x, fill=0: jnp.pad(x, (*beyond, *[(0, 0)] * (x.ndim - 2)), constant_values=fill)
     q, context = _scaled(q, context)
     # Each device's queries see all keys of their rows; if the mesh cuts rows, this gathers them.
     q, k, v = (constrain(whole(x), "batch", None, "heads", None) for x in (q, context.k, context.v))

@@ -63,9 +63,7 @@ def by_key(biases: Array, keys: int) -> Array:
 
 def shift(scores: Array, keys: int) -> Array:
     """Reorder scores by distance [..., length, distances] into scores by key [..., length, keys].
-
-    Requires distances > keys. The score of query i and key j is at index j + length - 1 - i of the distances.
-    """
+    Requires distances > keys. The score of query i and key j is at index j + length - 1 - i of the distances."""
     *leading, length, distances = scores.shape
     # From one query to the next that index is one smaller. So flatten, drop the start, and cut rows one shorter.
     flat = scores.reshape(*leading, length * distances)[..., length - 1 : length * distances - 1]

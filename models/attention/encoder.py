@@ -13,18 +13,11 @@ from models.attention.multi_head import attention_of
 from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.transformer import encode
+from models.blocks import tables
 from models.blocks.config import TABLES, TrunkConfig
 from models.blocks.embeddings import Embeddings, Term
 from models.blocks.heads import WithHeads, usual_classes
 from models.blocks.layer import layer_sizes
-from models.blocks.tables import (
-    HF_ASSUMED,
-    HF_FIELDS,
-    HF_SETTINGS,
-    HF_SIZES,
-    embedding_parameters,
-    layer_parameters,
-)
 from models.core.family import Family, Head, Input, Inputs, Shape, declare
 from models.core.parameters import Noise, Parameter
 from models.core.ranges import check_ranges
@@ -79,10 +72,8 @@ class Encoder(WithHeads):
     @nn.compact
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
         """Run the trunk -> [rows, length, width]. Dropout is on if noise u32[rows, 2] is given.
-
         slots: i32[rows, n], the positions whose output is wanted -> [rows, n, width]; the last layer then computes no
-        others.
-        """
+        others."""
         embedded, mask = self.embeddings(inputs), self.mask(inputs)
         layer = self.layer and self.layer(self.config, self.program, parent=None)
         return encode(self, self.config, embedded, mask, noise, self.program, slots, layer)
@@ -125,11 +116,11 @@ def encoder_family(
         "attentions": attentions,
         "architectures": usual_classes(classes, heads),
         "constants": {"model_type": model_type},
-        "fields": HF_FIELDS | HF_SIZES,
-        "settings": HF_SETTINGS,
+        "fields": tables.HF_FIELDS | tables.HF_SIZES,
+        "settings": tables.HF_SETTINGS,
         "tied": tied if decoder else {},
         "prefix": f"{names}.",
-        "assumed": HF_ASSUMED,
+        "assumed": tables.HF_ASSUMED,
     }
     return declare(usual, heads=heads, **others)
 
@@ -137,6 +128,6 @@ def encoder_family(
 def encoder_parameters(names: str, padding_positions: int = 0) -> list[Parameter]:
     """Return the parameter table of an `Encoder`.   names: the prefix of its Hugging Face tensors."""
     return [
-        *embedding_parameters("embeddings", {"model": f"{names}.embeddings."}, padding_positions),
-        *layer_parameters("layers", "model", names),
+        *tables.embedding_parameters("embeddings", {"model": f"{names}.embeddings."}, padding_positions),
+        *tables.layer_parameters("layers", "model", names),
     ]

@@ -36,17 +36,13 @@ INPUTS = {
 
 class DecoderLayer(TransformerLayer):
     """A layer with cross-attention to a second sequence between self-attention and feed-forward.
-
-    shared: (the mask of self-attention, the second sequence [batch, keys, width], the mask of cross-attention).
-    """
+    shared: (the mask of self-attention, the second sequence [batch, keys, width], the mask of cross-attention)."""
 
     def setup(self):
         super().setup()
         self.cross_attention = MultiHeadAttention(self.sizes, self.program, self.pre_norm)
 
-    def __call__(
-        self, x: Array, shared: tuple[Mask, Array, Mask], noise: Noise, state: None = None, slots: None = None
-    ):
+    def __call__(self, x: Array, shared: tuple, noise: Noise, state: None = None, slots: None = None):
         mask, context, cross_mask = shared
         x = self.attention(x, mask, noise)
         x = self.cross_attention(x, cross_mask, site(noise, 5), context=context)
@@ -67,7 +63,7 @@ class CachedDecoderLayer(DecoderLayer):
     values, those of the second sequence).
     """
 
-    def __call__(self, x: Array, shared: tuple[Mask, Array, Mask], noise: None, state, slots: None = None):
+    def __call__(self, x: Array, shared: tuple, noise: None, state: tuple, slots: None = None):
         (mask, filled, cross_mask), (cached, context) = shared, state
         x, new = self.attention.extend(x, mask, filled, cached)
         return self.feed_forward(self.cross_attention.recall(x, cross_mask, context), noise, None), new
@@ -120,9 +116,7 @@ class Stack(nn.Module):
 class EncoderDecoder(WithHeads):
     """Base class of encoder-decoder families, whose `setup` makes `encoder` and `decoder`, each a `Stack`, and the
     embeddings `tokens` of both.
-
-    start: the decoder's token before the first token of a text.
-    """
+    start: the decoder's token before the first token of a text."""
 
     start: int = 0
     take = staticmethod(caches.take)
@@ -132,7 +126,6 @@ class EncoderDecoder(WithHeads):
         return token_rows(constrain(self.tokens, "vocab", None), tokens)
 
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
-        """See `Decoder.softmax`."""
         raise NotImplementedError
 
     def encode(self, inputs: Inputs, noise: Noise = None) -> Array:
@@ -159,9 +152,7 @@ class EncoderDecoder(WithHeads):
         tokens = jnp.pad(inputs["tokens"][:, :-1], ((0, 0), (1, 0)), constant_values=self.start)
         return self.decode_targets({**inputs, "decoder_tokens": tokens, "decoder_segments": inputs["segments"]}, noise)
 
-    def _run(
-        self, layers: Stack, x: Array, shared: Any, axis: str | None, noise: Noise, kind: type = TransformerLayer
-    ) -> Array:
+    def _run(self, layers: Stack, x: Array, shared: Any, axis: str | None, noise: Noise, kind=TransformerLayer):
         rate = self.config.dropout
         x = dropout(x, rate, site(noise, 0)).astype(self.program.compute)
         x, _ = layers(constrain(x, "batch", axis, None), shared, site(noise, 1), kind)
@@ -193,12 +184,10 @@ class EncoderDecoder(WithHeads):
         return x, Cache(keys, values, segments, filled + new.shape[1], context)
 
     def token_logits(self, hidden: Array) -> Array:
-        """See `Decoder.token_logits`."""
         hidden, table, bias = self.softmax(hidden)
         return tied_logits(hidden.reshape(-1, hidden.shape[-1]), table, bias, len(table))
 
     def __call__(self, inputs: Inputs):
-        """Run every part once, for initialisation."""
         hidden = self.decode_targets(inputs) if "decoder_tokens" in inputs else self.decode_again(inputs)
         return self.token_logits(hidden), self.apply_heads(hidden)
 

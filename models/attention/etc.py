@@ -124,10 +124,8 @@ class LongGlobalAttention(nn.Module):
 
 def sights(segments: Array, global_segments: Array, global_of: Array, block: int, window: int) -> tuple[Sight, Sight]:
     """Return what the long queries and the global queries see.
-
     segments, global_segments: i32[batch, length], i32[batch, globals]; 0 is padding, which real tokens do not see.
-    global_of: i32[batch, length], the index of the global token that each long token belongs to, -1 for none.
-    """
+    global_of: i32[batch, length], the index of the global token that each long token belongs to, -1 for none."""
     linked = global_of[:, :, None] == jnp.arange(global_segments.shape[1])
     of_long = Sight(segments, global_segments, linked, block, window)
     of_globals = Sight(global_segments, segments, linked.swapaxes(1, 2), global_segments.shape[1], 1)
@@ -136,9 +134,7 @@ def sights(segments: Array, global_segments: Array, global_of: Array, block: int
 
 def dense(operands: Operands, sight: Sight, *, dropout_rate: float, noise: Noise) -> Array:
     """Compute attention by its definition -> [batch, n, heads, head_dim]; softmax in float32.
-
-    dropout_rate: on the probabilities, drawn from `noise` (u32[batch, 2] or None).
-    """
+    dropout_rate: on the probabilities, drawn from `noise` (u32[batch, 2] or None)."""
     n, heads, dtype = operands.q.shape[1], operands.q.shape[2], operands.q.dtype
     distances = operands.relative.shape[0] - FAR_LABELS
     position = jnp.arange(n)

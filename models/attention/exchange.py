@@ -90,10 +90,8 @@ def _of_all(x: Array, part: Part) -> Array:
 def drawn(x: Array, blocks: Blocks, part: Part) -> Array:
     """Return the blocks that `blocks.drawn` names for each block and head: x [batch, heads, n, block, ...] ->
     [batch, heads, n, drawn, block, ...]; an arbitrary block for -1.
-
     Devices receive whole rows, because the heads and blocks together name most of a row. Gradients are summed in x's
-    dtype, as they are on a single device for a block that several others read.
-    """
+    dtype, as they are on a single device for a block that several others read."""
     x = x if part.axis is None else jax.lax.all_gather(x, part.axis, axis=2, tiled=True)
     units = x.reshape(x.shape[0], -1, *x.shape[3:])  # one head's blocks, then the next one's
     at = jnp.arange(x.shape[1])[:, None, None] * x.shape[2] + jnp.maximum(blocks.drawn, 0)
@@ -102,10 +100,8 @@ def drawn(x: Array, blocks: Blocks, part: Part) -> Array:
 
 def combined(top: Array, total: Array, mixed: Array, part: Part) -> tuple[Array, Array, Array]:
     """Combine the devices' partial softmax sums, each over its own keys, into the sums over all keys of the row.
-
     top: [..., 1], the largest score.   total: [..., 1], the sum of exp(score - top).   mixed: [..., head_dim], the sum
-    of values with these weights.
-    """
+    of values with these weights."""
     if part.axis is None:
         return top, total, mixed
     most = jax.lax.pmax(jax.lax.stop_gradient(top), part.axis)

@@ -52,10 +52,8 @@ class GlobalTokens(nn.Module):
 
 def folded(queries: Array, x: Array, weights: Projections, mask: Mask, rate: float, noise: Noise) -> Array:
     """Attend from queries [batch, n, heads, head_dim] to x [batch, length, width] -> like queries.
-
     Keys and values are never computed: each query is projected back to x's width, and the weighted mean of x to the
-    values' width. The bias of the keys adds the same to all scores of a query, which the softmax ignores.
-    """
+    values' width. The bias of the keys adds the same to all scores of a query, which the softmax ignores."""
     cut = lambda projection: projection.kernel.reshape(x.shape[-1], *queries.shape[2:])
     back = contraction("bghd,whd->bhgw", queries * queries.shape[-1] ** -0.5, cut(weights.key))
     # x comes first: with the other order XLA:CPU would transpose it.

@@ -30,9 +30,7 @@ class Layout(NamedTuple):
 
 class Mixing(NamedTuple):
     """One way to compute attention.
-
-    mix: (*operands, mask, *, dropout_rate, noise) -> dropout(softmax(scores)) @ values; see `plain.attention`.
-    """
+    mix: (*operands, mask, *, dropout_rate, noise) -> dropout(softmax(scores)) @ values; see `plain.attention`."""
 
     layout: Layout
     mix: Callable[..., Array]
@@ -132,8 +130,7 @@ def interleaved(*arrays: Array) -> Array:
 
 
 HEADS_APART = Layout(_each(_split), _joined, _turn(2))  # [batch, length, heads, head_dim]
-HEADS_BESIDE = Layout(
-    _each(lambda x, weights, _, dtype: affine(x, weights, dtype)), affine, _turn(None)
-)  # [batch, length, width]
+_beside = lambda x, weights, _, dtype: affine(x, weights, dtype)
+HEADS_BESIDE = Layout(_each(_beside), affine, _turn(None))  # [batch, length, width]
 HEADS_FIRST = Layout(_each(_to_heads), _from_heads, _turn(1))  # [batch, heads, length, head_dim]
 INTERLEAVED = Layout(_products, _of_products, _turn_products)  # products and biases, see `row_attention.Operands`

@@ -54,10 +54,7 @@ def views(config, mask: Mask, filled: Array | None = None) -> dict[str, View]:
     elif near.name != DENSE:
         distance = positions[..., None] - jnp.arange(mask.segments.shape[1])
         local = dataclasses.replace(mask, bias=jnp.where(distance > near.windows[0] // 2, HIDDEN, 0.0)[:, None])
-    return {
-        GLOBAL: View(mask, turns(config.global_base), filled),
-        LOCAL: View(local, turns(config.local_base), filled),
-    }
+    return {GLOBAL: View(mask, turns(config.global_base), filled), LOCAL: View(local, turns(config.local_base), filled)}
 
 
 class Layer(nn.Module):

@@ -144,9 +144,7 @@ def is_global(positions: Array, length: int) -> Array:
 
 def only_of_seen(mixed: Array, seen: Array) -> Array:
     """Set mixed [batch, queries, heads, head_dim] to zero where a query sees nothing.
-
-    Without a visible key, a softmax weights all keys equally, which would leak the token that is to be predicted.
-    """
+    Without a visible key, a softmax weights all keys equally, which would leak the token that is to be predicted."""
     return jnp.where(seen.any(axis=-1).swapaxes(1, 2)[..., None], mixed, 0)
 
 

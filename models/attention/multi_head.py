@@ -92,8 +92,8 @@ class MultiHeadAttention(nn.Module):
         return constrain(y if self.pre_norm else self.norm(y), "batch", None, None)
 
     def extend(
-        self, x: Array, mask: Mask, filled: Array, state: tuple[Array, Array], turns: Turns | None = None
-    ) -> tuple[Array, tuple[Array, Array]]:
+        self, x: Array, mask: Mask, filled: Array, state: cache.KeysValues, turns: Turns | None = None
+    ) -> tuple[Array, cache.KeysValues]:
         """Attend from tokens that follow the cached ones, see `cache.mix` -> (like x, the cache with them)."""
         residual, x = x, self.norm(x) if self.pre_norm else x
         weights, dtype = self._weights(x.shape[-1]), self.program.compute

@@ -13,10 +13,8 @@ from models.core.sharding import constrain
 
 def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, noise: Noise) -> Array:
     """Compute scaled dot-product attention (Vaswani et al. 2017, equation 1) -> [batch, queries, heads, head_dim].
-
     q: [batch, queries, heads, head_dim], k, v: [batch, length, heads, head_dim], any float dtype; softmax in float32.
-    dropout_rate: on the probabilities, drawn from `noise` (u32[batch, 2] or None).
-    """
+    dropout_rate: on the probabilities, drawn from `noise` (u32[batch, 2] or None)."""
     q = constrain(q, "batch", mask.axis, "heads", None)
     # Each device's queries see all keys of their rows; if the mesh cuts rows, this gathers keys and values.
     k, v = (constrain(x, "batch", None, "heads", None) for x in (k, v))

@@ -31,10 +31,8 @@ def sinusoids(first: int, last: int, width: int) -> np.ndarray:
 
 def shift_to(starts: Array, scores: Array, keys: int) -> Array:
     """Do the same as `shift` for chosen queries: scores [batch, heads, n, distances] -> [batch, heads, n, keys].
-
     starts: i32[batch, n], the index of each query's first key among the distances. This is a gather; shifting by powers
-    of two, which needs none, took 2 to 9 times as long on a CPU.
-    """
+    of two, which needs none, took 2 to 9 times as long on a CPU."""
     numbers = starts[:, None, :, None] + jnp.arange(keys)
     return jnp.take_along_axis(scores, numbers, axis=-1, mode="clip")
 

@@ -39,9 +39,7 @@ def turns_at(turns: Turns, slots: Array) -> Turns:
 
 def turned(x: Array, turns: Turns, head_dim: int | None = None) -> Array:
     """Rotate x [..., width], in whose last axis one head lies, or several side by side -> like x.
-
-    turns: arrays that broadcast to x; of one head they serve all.   head_dim: by default that of the turns.
-    """
+    turns: arrays that broadcast to x; of one head they serve all.   head_dim: by default that of the turns."""
     cosines, sines = (jnp.tile(array, x.shape[-1] // array.shape[-1]) for array in turns)
     return _turned(x, cosines, sines, head_dim or turns.cosines.shape[-1])
 

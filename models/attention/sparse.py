@@ -20,7 +20,7 @@ from models.attention.exchange import WHOLE, Part
 from models.attention.layouts import HEADS_APART, Mixing
 from models.attention.mask import Mask
 from models.attention.patterns.blocks import Blocks
-from models.blocks import cpu
+from models.blocks.products import contraction
 from models.core.noise import bits_at, stays
 from models.core.parameters import Noise
 from models.core.sharding import current_rules
@@ -30,9 +30,7 @@ BEYOND, HIDDEN = -1, -2  # segments of positions beyond the row's end, and of ke
 
 class Queries(NamedTuple):
     """Arrays [batch, heads, blocks, queries, ...]; batch or heads may be 1.
-
-    q: scaled.   segments, positions: of the queries in the row.   thresholds: of a mask with ranks.
-    """
+    q: scaled.   segments, positions: of the queries in the row.   thresholds: of a mask with ranks."""
 
     q: Array
     segments: Array
@@ -68,10 +66,8 @@ class Draw(NamedTuple):
 def crossover(blocks: Blocks) -> int:
     """Return the length beyond which `attention` is faster than the dense form: the pairs that it computes for each
     query, which are the keys that it reads and its share of the whole rows that `blocks.rows` read.
-
     Measured only on a CPU, with BigBird's pattern (512 + 128 pairs) and width 768, forward and backward. Time relative
-    to the dense form: 1.25 for rows of 512 tokens, 1.06 for 640, 0.58 for 768, 0.39 for 1,024.
-    """
+    to the dense form: 1.25 for rows of 512 tokens, 1.06 for 640, 0.58 for 768, 0.39 for 1,024."""
     named = len(blocks.offsets) + len(blocks.columns) + len(blocks.rows) + blocks.drawn.shape[-1]
     return named * blocks.block
 
@@ -249,9 +245,7 @@ def gathered(tokens: Keys | Queries, positions: Array, part: Part):
 
 def mix(queries: Queries, read: list[Keys], mask: Mask, draw: Draw | None, part: Part = WHOLE) -> Array:
     """Attend from queries to all keys that they read -> like queries.q, in its dtype.
-
-    part: given if the keys are only this device's part of those that the queries see; the parts are then combined.
-    """
+    part: given if the keys are only this device's part of those that the queries see; the parts are then combined."""
     lowest = jnp.finfo(jnp.float32).min
     scores = [jnp.where(_seen(queries, keys, mask), _product(queries.q, keys.k, "k"), lowest) for keys in read]
     tops = [s.max(-1, keepdims=True) for s in scores]
@@ -262,7 +256,7 @@ def mix(queries: Queries, read: list[Keys], mask: Mask, draw: Draw | None, part:
         weights = [_dropped(w, queries, keys, draw) for w, keys in zip(weights, read, strict=True)]
     mixed = sum(_product(w.astype(keys.v.dtype), keys.v, "v") for w, keys in zip(weights, read, strict=True))
     top, total, mixed = exchange.combined(top, total, mixed, part)
-    mixed = cpu.divide(mixed, total)
+    mixed = mixed / total
     if mask.blind:
         mixed = jnp.where(top > lowest, mixed, 0)
     return mixed.astype(queries.q.dtype)
@@ -276,7 +270,7 @@ def _product(x: Array, y: Array, kind: str) -> Array:
         return jnp.einsum(lead + inner.format(lead), x, y, preferred_element_type=jnp.float32)
 
     if y.shape[2] > 1 or x.shape[2] == 1:
-        return multiply("bhn", x, y) if kind == "k" else cpu.matmul(x, y)
+        return multiply("bhn", x, y) if kind == "k" else contraction("bhnqk,bhnkd->bhnqd", x, y.astype(jnp.float32))
     # All queries as one matrix: with two axes of rows XLA:CPU takes twice the time.
     flat = multiply("bh", x.reshape(*x.shape[:2], -1, x.shape[-1]), y[:, :, 0])
     return flat.reshape(*x.shape[:-1], -1)

@@ -6,6 +6,7 @@ import dataclasses
 import flax.linen as nn
 from jax import Array
 
+from models.attention.cache import KeysValues
 from models.attention.mask import Mask
 from models.attention.multi_head import MultiHeadAttention
 from models.attention.patterns.blocks import Blocks
@@ -47,13 +48,9 @@ class TransformerLayer(nn.Module):
 
 class CachedTransformerLayer(TransformerLayer):
     """A `TransformerLayer` with a cache -> (x, the state with the keys and values of x).
+    shared: (the mask, the number of filled places).   state: the layer's cached keys and values; see `cache.mix`."""
 
-    shared: (the mask, the number of filled places).   state: the layer's cached keys and values; see `cache.mix`.
-    """
-
-    def __call__(
-        self, x: Array, shared: tuple[Mask, Array], noise: None, state: tuple[Array, Array], slots: None = None
-    ):
+    def __call__(self, x: Array, shared: tuple[Mask, Array], noise: None, state: KeysValues, slots: None = None):
         x, new = self.attention.extend(x, *shared, state)
         return self.feed_forward(x, noise, None), new
 
@@ -70,9 +67,7 @@ def encode(
 ) -> Array:
     """Run embedded f32[batch, length, embedding] through an encoder's layers -> [batch, length, width], or only the
     positions `slots` i32[batch, n].
-
-    config: an `EncoderConfig`.   layer: unbound, by default a `TransformerLayer`.
-    """
+    config: an `EncoderConfig`.   layer: unbound, by default a `TransformerLayer`."""
     sizes, depth = layer_sizes(config), config.depth
     x = dropout(embedded, sizes.dropout, site(noise, 0)).astype(program.compute)
     if config.projects:

@@ -1,8 +1,5 @@
-"""Operations rewritten into forms that XLA:CPU computes faster, with the same result; measured on AVX-512.
-
-The callers define the mathematics: `products.py`, `activations.py`, and attention by blocks and with a cache. Other
-platforms use only `matmul` and `divide` from here.
-"""
+"""Operations rewritten into forms that XLA:CPU computes faster, with the same result; measured on AVX-512. The callers
+define the mathematics: `products.py` and attention with a cache."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -20,10 +17,8 @@ _held = jax.lax.optimization_barrier  # XLA neither optimizes through it nor swa
 @contextlib.contextmanager
 def turned_weights() -> Iterator[None]:
     """While a program is traced in this context, `product` expects x with few rows and w stored as [out, in].
-
     The weights of each output are then contiguous. For 226 MB of weights and 8 rows, one core took 21 ms with XLA:CPU's
-    YNNPACK, instead of 42 ms; for one row, 15 instead of 19 ms.
-    """
+    YNNPACK, instead of 42 ms; for one row, 15 instead of 19 ms."""
     token = _turned.set(True)
     try:
         yield
@@ -43,10 +38,8 @@ def turned_product(x: Array, w: Array) -> Array:
 
 def weight_gradient(x: Array, g: Array) -> Array:
     """Return x [rows, in].T @ g [rows, out] as float32.
-
     Eigen reads a left factor slowly by columns: 103 GFLOP/s for [4096, 512].T @ [4096, 128], against 150 with a copy of
-    the narrower factor, including the copy.
-    """
+    the narrower factor, including the copy."""
 
     def times(left, right):
         return jnp.matmul(_held(left.T), right, preferred_element_type=jnp.float32)
@@ -57,14 +50,10 @@ def weight_gradient(x: Array, g: Array) -> Array:
 
 
 def scores(hidden: Array, table: Array) -> Array:
-    """Return hidden [n, width] @ table [vocab, width].T as float32.
-
-    Eigen is slow with a transposed factor: 757 ms, against 530 ms with a copy, at [1024, 768] x [50304, 768]. Few rows
-    are faster with the factors swapped: 83 against 186 ms at [160, 768] x [30592, 768]. For the weights of layers,
-    which lie in a stack, the copies cost as much as they save.
-    """
+    """Return hidden [n, width] @ table [vocab, width].T as float32. Few rows are faster with the factors swapped: 83
+    against 186 ms at [160, 768] x [30592, 768]; for many, no form shortened a step of gpt2-small."""
     if hidden.shape[0] >= FEW_ROWS:
-        return jnp.matmul(hidden, _held(table.T), preferred_element_type=jnp.float32)
+        return jnp.matmul(hidden, table.T, preferred_element_type=jnp.float32)
     return _held(jnp.einsum("vw,nw->vn", table, hidden, preferred_element_type=jnp.float32)).T
 
 
@@ -73,55 +62,8 @@ def column_sums(g: Array) -> Array:
     return jnp.ones(g.shape[0], g.dtype) @ g
 
 
-@jax.custom_vjp
-def matmul(x: Array, y: Array) -> Array:
-    """Return x [..., n, m] @ y [..., m, d] as float32.
-
-    JAX's own rule transposes y's gradient, and adding up windows of transposed gradients takes four times as long.
-    """
-    return jnp.matmul(x, y, preferred_element_type=jnp.float32)
-
-
-def _matmul_gradients(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
-    x, y = residuals
-    g = g.astype(x.dtype)
-    of_x = jnp.einsum("...nd,...md->...nm", g, y, preferred_element_type=jnp.float32)
-    of_y = jnp.einsum("...nm,...nd->...md", x, g, preferred_element_type=jnp.float32)
-    return of_x.astype(x.dtype), of_y.astype(y.dtype)
-
-
-matmul.defvjp(lambda x, y: (matmul(x, y), (x, y)), _matmul_gradients)
-
-
-@jax.custom_vjp
-def divide(x: Array, total: Array) -> Array:
-    """Return x f32[..., n] / total f32[..., 1]. The sum in total's gradient would be fused with the copies before it
-    and take five times as long as a product with ones."""
-    return x / total
-
-
-def _divide_gradients(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
-    y, total = residuals
-    by_product = lambda x: jnp.matmul(x, jnp.ones((x.shape[-1], 1), x.dtype), precision="highest")
-    of_y = jax.lax.platform_dependent(g * y, cpu=by_product, default=lambda x: x.sum(-1, keepdims=True))
-    return g / total, -of_y / total
-
-
-divide.defvjp(lambda x, total: (y := x / total, (y, total)), _divide_gradients)
-
-
-def again(x: Array) -> Array:
-    """Return x such that XLA:CPU takes it for another array and recomputes what follows from it, in one pass.
-
-    Otherwise XLA:CPU writes the part that value and slope of an activation share, and reads it in a second pass.
-    """
-    return x * jax.lax.platform_dependent(jnp.float32(1), cpu=_held, default=lambda factor: factor)
-
-
 def behind_condition(put: Callable[[Array, Array, Array], Array], places: Array, new: Array, filled: Array) -> Array:
     """Return put(places, new, filled) for one row, [1, heads, places, head_dim], behind a condition that always holds.
-
     Without it, XLA:CPU drops the axis of length 1 for the products that read the result, and so writes the result
-    twice, each time into a copy of all places: 5 ms for a token of gpt2-small with 192 places.
-    """
+    twice, each time into a copy of all places: 5 ms for a token of gpt2-small with 192 places."""
     return jax.lax.cond(filled < places.shape[2], put, lambda places, new, filled: places, places, new, filled)

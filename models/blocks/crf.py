@@ -35,19 +35,15 @@ class Crf(nn.Module):
     def __call__(self, hidden: Array, noise: Noise = None) -> Transitions:
         """Return the transitions; hidden is not read."""
         make = lambda name, *shape: parameter(self, name, nn.initializers.zeros, shape)
-        return Transitions(
-            make("start_bias", self.labels), make("end_bias", self.labels), make("kernel", self.labels, self.labels)
-        )
+        n = self.labels
+        return Transitions(make("start_bias", n), make("end_bias", n), make("kernel", n, n))
 
 
 def crf_head() -> Head:
     """Return the head with the transitions, which no Hugging Face class has."""
     axes = {"start_bias": ("label",), "end_bias": ("label",), "kernel": ("label", "label")}
-    return Head(
-        CRF,
-        lambda c, _: Crf(len(c.labels) or 2),
-        tuple(Parameter(f"{CRF}/{name}", of, {}) for name, of in axes.items()),
-    )
+    rows = (Parameter(f"{CRF}/{name}", of, {}) for name, of in axes.items())
+    return Head(CRF, lambda c, _: Crf(len(c.labels) or 2), tuple(rows))
 
 
 def log_likelihood(transitions: Transitions, scores: Array, labels: Array, mask: Array) -> Array:

@@ -25,9 +25,7 @@ def affine(x: Array, weights: Affine, dtype: jnp.dtype, held: Array | None = Non
 
 class Weights(nn.Module):
     """A module that returns a dense layer's parameters, for code that combines them with those of other layers.
-
-    init_std: None for inputs ** -0.5 (LeCun et al. 1998, section 4.6).   init_factor: multiplies it.
-    """
+    init_std: None for inputs ** -0.5 (LeCun et al. 1998, section 4.6).   init_factor: multiplies it."""
 
     features: int
     init_std: float | None

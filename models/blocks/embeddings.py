@@ -57,9 +57,7 @@ class Embeddings(nn.Module):
 
     def __call__(self, inputs: Inputs, base: Array | None = None) -> Array:
         """Embed `tokens`, as in `token_rows`, and the terms' inputs -> f32[batch, length, width], before dropout.
-
-        base: f32[rows, width], a table of another module, of which this one's tokens have the differences.
-        """
+        base: f32[rows, width], a table of another module, of which this one's tokens have the differences."""
         tokens = inputs["tokens"]
         summed = token_rows(constrain(self.tokens, "vocab", None), tokens)
         if base is not None:
@@ -104,10 +102,8 @@ def padding_bias(vocab_size: int) -> Array:
 
 def token_table(module: nn.Module, vocab_size: int, width: int, init_std: float, name: str = "tokens") -> Array:
     """Make a parameter of a module: an embedding table f32[padded, width], whose padding rows are 0.
-
     They stay 0: `tied_logits` gives them no gradient, and weight decay of 0 is 0. So they do not count in a norm over
-    the table, such as that of LAMB's trust ratio. Other values, from a checkpoint, are kept, decay, and do count.
-    """
+    the table, such as that of LAMB's trust ratio. Other values, from a checkpoint, are kept, decay, and do count."""
 
     def init(key: Array, shape: tuple[int, ...]) -> Array:
         drawn = nn.initializers.normal(init_std)(key, shape)

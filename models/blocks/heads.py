@@ -46,17 +46,15 @@ class WithHeads(nn.Module):
 
     def apply_head(self, name: str, hidden: Array, noise: Noise = None, **beside: Array) -> Array:
         """Apply the head of this name to hidden [rows, n, width], or [rows, width] of one position.
-
-        noise: u32[rows, 2], switches the dropout of task heads on.   beside: what else the head reads.
-        """
+        noise: u32[rows, 2], switches the dropout of task heads on.   beside: what else the head reads."""
         read = {head.name: head.reads for head in self.heads}
         if name not in read:
             raise ValueError(f"there is no head {name!r}: this model has {', '.join(read) or 'none'}")
         hidden = self.apply_head(read[name], hidden) if read[name] else hidden
         head = getattr(self, name)
-        return (
-            head(hidden, noise) if isinstance(head, TaskHead | Crf) else head(hidden, self.embeddings.tokens, **beside)
-        )
+        if isinstance(head, TaskHead | Crf):
+            return head(hidden, noise)
+        return head(hidden, self.embeddings.tokens, **beside)
 
     def token_logits(self, hidden: Array) -> Array:
         """Return the logits f32[rows * n, padded vocab] of the masked-token head for hidden [rows, n, width]."""
@@ -192,11 +190,7 @@ def task_head(
 
 
 # The task heads on words that BERT and most of its descendants have
-WORD_HEADS = (
-    task_head(TAGGER, "classifier"),
-    crf_head(),
-    task_head(SPANS, "qa_outputs", features=2, drops=False),
-)
+WORD_HEADS = (task_head(TAGGER, "classifier"), crf_head(), task_head(SPANS, "qa_outputs", features=2, drops=False))
 
 
 def bert_heads(
@@ -232,9 +226,7 @@ def usual_classes(hf: str, heads: Collection[Head]) -> dict[str, tuple[str, ...]
 
 def tied_logits(hidden: Array, table: Array, bias: Array, vocab_size: int) -> Array:
     """Return logits f32[n, padded] for hidden [n, width], embedding table f32[padded, width] and bias f32[padded].
-
-    Padding rows get -inf, so that they have no probability and no gradient.
-    """
+    Padding rows get -inf, so that they have no probability and no gradient."""
     logits = constrain(table_scores(hidden, table, bias), "batch", "vocab")
     if table.shape[0] == vocab_size:
         return logits

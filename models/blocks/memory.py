@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -18,9 +19,11 @@ class Memory(NamedTuple):
     segments: Array
 
 
-def empty_memory(depth: int, batch: int, length: int, width: int, dtype) -> Memory:
-    """Return an empty memory."""
-    return Memory(jnp.zeros((depth, batch, length, width), dtype), jnp.zeros((batch, length), jnp.int32))
+def empty_memory(model: nn.Module, rows: int, length: int | None = None) -> Memory:
+    """Return an empty memory of a model, by default as long as in training."""
+    c, length = model.config, model.config.memory if length is None else length
+    hidden = jnp.zeros((c.depth, rows, length, c.width), model.program.compute)
+    return Memory(hidden, jnp.zeros((rows, length), jnp.int32))
 
 
 def remember(memory: Array, new: Array) -> Array:

@@ -10,9 +10,7 @@ from models.core.sharding import constrain, current_rules
 
 def gather_positions(x: Array, positions: Array) -> Array:
     """Gather x [batch, length, ...] at positions i32[batch, n] -> [batch, n, ...].
-
-    On a mesh each device reads its own rows. If rows are cut, it reads its own part, and the parts are summed.
-    """
+    On a mesh each device reads its own rows. If rows are cut, it reads its own part, and the parts are summed."""
     rules = current_rules()
     if rules is None:
         return _take(x, positions)
@@ -35,10 +33,8 @@ def gather_positions(x: Array, positions: Array) -> Array:
 
 def put_positions(x: Array, values: Array, positions: Array, slots: Array | None = None) -> Array:
     """Write values [batch, n, width] into x [batch, length, width] at positions i32[batch, n]; -1 writes nothing.
-
     slots: i32[batch, length], the positions of x's vectors in the row; by default 0, 1, 2, ...
-    This is a product with ones and zeros, so that each device of a mesh writes its own rows.
-    """
+    This is a product with ones and zeros, so that each device of a mesh writes its own rows."""
     slots = jnp.arange(x.shape[1])[None] if slots is None else slots
     matches = positions[:, :, None] == slots[:, None, :]  # [batch, n, length]
     put = jnp.einsum("bnl,bnw->blw", matches.astype(x.dtype), values, precision="highest").astype(x.dtype)

@@ -12,9 +12,7 @@ PADDING = 1  # id of the padding token in RoBERTa and its descendants, whose pos
 
 def embedding_parameters(prefix: str, hf: dict[str, str], before: int = 0) -> list[Parameter]:
     """Return the table rows of `Embeddings`.   hf: checkpoint part -> prefix of its names there.
-
-    before: number of rows before the first token's in Hugging Face's position table, the `padding_positions`.
-    """
+    before: number of rows before the first token's in Hugging Face's position table, the `padding_positions`."""
     name = lambda suffix: {part: Slot(base + suffix) for part, base in hf.items()}
     axis = 0 if before else None
     places = {part: Slot(f"{base}position_embeddings.weight", axis=axis) for part, base in hf.items()}
@@ -47,7 +45,7 @@ def dense_parameters(prefix: str, axes: tuple, hf: dict[str, str]) -> list[Param
 PRODUCTS = "query", "key", "value"
 # Last part of the path of a layer's norm or dense layer -> the axes of its scale or kernel
 _AXES = {
-    **dict.fromkeys(PRODUCTS, ("width", "heads")),
+    **dict.fromkeys((*PRODUCTS, "position"), ("width", "heads")),
     "output": ("heads", "width"),
     **dict.fromkeys(("up", "gate"), ("width", "feed_forward")),
     "down": ("feed_forward", "width"),
@@ -59,10 +57,8 @@ def stacked_parameters(
     prefix: str, names: Mapping[str, str], hf: Mapping[str, str], biased: bool = True
 ) -> list[Parameter]:
     """Return the table rows of a stack of layers.
-
     names: path of a norm or dense layer, below the prefix -> its name in Hugging Face's layer.   hf: checkpoint part ->
-    the name of a layer there.   biased: whether they have biases.
-    """
+    the name of a layer there.   biased: whether they have biases."""
     rows = []
     for path, name in names.items():
         axes = LAYERS, *_AXES[re.split("[/_]", path)[-1]]

@@ -41,9 +41,7 @@ def row_keys(seed: Array | int, step: Array | int, rows: Array) -> Array:
 
 def bits(keys: Array, shape: tuple[int, ...]) -> Array:
     """Return 32 random bits per element: keys u32[batch, 2] -> u32[batch, *shape].
-
-    A row of more than COUNTED elements is cut along its first axes into slices, each with its own key.
-    """
+    A row of more than COUNTED elements is cut along its first axes into slices, each with its own key."""
     cut = _slices(shape)
     leading, counted = shape[:cut], shape[cut:]
     index = jnp.zeros(counted, jnp.uint32)
@@ -59,9 +57,7 @@ def bits(keys: Array, shape: tuple[int, ...]) -> Array:
 
 def bits_at(keys: Array, shape: tuple[int, ...], at: Sequence[Array]) -> Array:
     """Return `bits` of only the elements at `at`, an index i32[batch or 1, ...] for each axis of shape.
-
-    Indices are multiplied before they are broadcast together, which leaves one sum for each element.
-    """
+    Indices are multiplied before they are broadcast together, which leaves one sum for each element."""
     cut = _slices(shape)
     keys = keys.reshape(-1, *(1,) * (at[0].ndim - 1), 2)
     number = sum(index * math.prod(shape[axis + 1 : cut]) for axis, index in enumerate(at[:cut]))

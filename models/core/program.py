@@ -36,11 +36,7 @@ class Program:
 
 
 PLAIN = ("xla", "dense", "blocked")  # attention in plain operations
-_ALLOWED = {
-    "dtype": ("float32", "bfloat16"),
-    "depth": ("scan", "unroll"),
-    "remat": ("none", "dots", "full"),
-}
+_ALLOWED = {"dtype": ("float32", "bfloat16"), "depth": ("scan", "unroll"), "remat": ("none", "dots", "full")}
 
 
 KEPT = "kept"
@@ -53,9 +49,7 @@ def kept(x: Array) -> Array:
 
 def default(platform: str | None = None, capability: str | None = None) -> Program:
     """Return the settings that measured best for 'cpu', 'gpu' or 'tpu'; by default for the device that JAX runs on.
-
-    capability: compute capability of an NVIDIA GPU ('7.5'); None for a recent one.
-    """
+    capability: compute capability of an NVIDIA GPU ('7.5'); None for a recent one."""
     if platform is None:
         platform = jax.default_backend()
         capability = getattr(jax.local_devices()[0], "compute_capability", None)

@@ -60,7 +60,6 @@ LAYER = {
 
 
 def parameters(config: AlbertConfig) -> list[Parameter]:
-    """Return the parameter table of ALBERT's trunk."""
     names = {"model": "albert.encoder.embedding_hidden_mapping_in"}
     layers = {"model": "albert.encoder.albert_layer_groups.{layer}.albert_layers.0"}
     return [
@@ -101,9 +100,7 @@ FAMILY = encoder_family(
     },
     table=parameters,
     heads=bert_heads(
-        "albert.pooler",
-        pair_head("sop_classifier.classifier"),
-        tokens=token_head("predictions", "dense", "LayerNorm"),
+        "albert.pooler", pair_head("sop_classifier.classifier"), tokens=token_head("predictions", "dense", "LayerNorm")
     ),
     classes="Albert",
     model_type="albert",

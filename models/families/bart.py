@@ -73,7 +73,6 @@ class BartStack(Stack):
         self.embedding_norm = Norm(self.sizes.norm_epsilon, jnp.float32)
 
     def with_positions(self, x: Array, positions: Array | None = None) -> Array:
-        """See `Stack.with_positions`."""
         of_rows = self.table[: x.shape[1]] if positions is None else jnp.take(self.table, positions, 0, mode="clip")
         return self.embedding_norm(x + of_rows)
 
@@ -96,7 +95,6 @@ class BartTranslation(Bart):
         self.source = BartStack(layer_sizes(c), c.source_depth, self.program, rows=c.positions)
 
     def encode(self, inputs: Inputs, noise: Noise = None) -> Array:
-        """See `EncoderDecoder.encode`."""
         x = token_rows(constrain(self.source_tokens, "vocab", None), inputs["tokens"])
         x = self.encode_embedded(self.source, x, inputs, site(noise, 4))
         return self.encode_embedded(self.encoder, x.astype(jnp.float32), inputs, noise)

@@ -19,21 +19,10 @@ from jax import Array
 
 from models.attention.encoder import EncoderConfig, encoder_family
 from models.attention.patterns.pattern import DENSE, Pattern
+from models.blocks import heads
 from models.blocks.activations import ACTIVATIONS
 from models.blocks.dense import Dense
-from models.blocks.heads import (
-    CHOICE,
-    CLASSIFIER,
-    PAIR,
-    POOLER,
-    SPANS,
-    TAGGER,
-    TOKENS,
-    TaskHead,
-    bert_heads,
-    pair_head,
-    task_head,
-)
+from models.blocks.heads import CLASSIFIER, POOLER, SPANS, TaskHead, bert_heads, pair_head, task_head
 from models.blocks.norm import Norm
 from models.blocks.tables import dense_parameters, norm_parameters
 from models.core.family import Converter, Head
@@ -67,7 +56,6 @@ def dense_up_to(pattern: Pattern) -> int:
 
 
 def _otherwise(config: BigBirdConfig, heads: Collection[str]) -> list[str]:
-    """Return how transformers' BigBird differs from the model as trained."""
     pattern, differences = config.pattern, []
     if pattern.name == DENSE:
         return differences
@@ -83,16 +71,13 @@ def _otherwise(config: BigBirdConfig, heads: Collection[str]) -> list[str]:
 
 class SpanHead(TaskHead):
     """Scores of starts and ends of spans, after one more feed-forward block, whose residual branch has no dropout.
-
-    feed_forward: width inside this block.
-    """
+    feed_forward: width inside this block."""
 
     feed_forward: int = 0
     norm_epsilon: float = 0.0
 
     @nn.compact
     def __call__(self, hidden: Array, noise: Noise = None) -> Array:
-        """See `TaskHead`."""
         dense = lambda width, name: Dense(width, self.init_std, self.dtype, name=name)
         dropped = dropout(hidden, self.first_dropout, site(noise, 0))
         inner = ACTIVATIONS[self.between](dense(self.feed_forward, "up")(dropped))
@@ -131,22 +116,18 @@ FAMILY = encoder_family(
     ),
     # All classes but one include the pooler.
     architectures={
-        "BigBirdForMaskedLM": (TOKENS, POOLER),
-        "BigBirdForPreTraining": (TOKENS, POOLER, PAIR),
+        "BigBirdForMaskedLM": (heads.TOKENS, POOLER),
+        "BigBirdForPreTraining": (heads.TOKENS, POOLER, heads.PAIR),
         "BigBirdForSequenceClassification": (POOLER, CLASSIFIER),
-        "BigBirdForTokenClassification": (POOLER, TAGGER),
+        "BigBirdForTokenClassification": (POOLER, heads.TAGGER),
         "BigBirdForQuestionAnswering": (SPANS,),
-        "BigBirdForMultipleChoice": (POOLER, CHOICE),
+        "BigBirdForMultipleChoice": (POOLER, heads.CHOICE),
     },
     model_type="big_bird",
     names="bert",
     decoder="cls.predictions",
     constants={"use_bias": True, "rescale_embeddings": False},
-    settings={
-        "attention_type": _ATTENTION,
-        "block_size": "pattern.block",
-        "num_random_blocks": "pattern.random",
-    },
+    settings={"attention_type": _ATTENTION, "block_size": "pattern.block", "num_random_blocks": "pattern.random"},
     prepare="--tokenizer sentencepiece-bpe --specials albert",
     otherwise=_otherwise,
     continues={"bert": {}, "roberta": {}},

@@ -95,7 +95,6 @@ LAYER = {
 
 
 def parameters(config: CTRLConfig) -> list[Parameter]:
-    """Return CTRL's parameter table."""
     return [
         Parameter("embeddings/tokens", ("vocab", "embedding"), {"model": Slot("transformer.w.weight")}),
         *stacked_parameters("layers", LAYER, {"model": "transformer.h.{layer}"}),
@@ -106,10 +105,7 @@ def parameters(config: CTRLConfig) -> list[Parameter]:
 
 FAMILY = decoder_family(
     config=CTRLConfig,
-    sizes={
-        "tiny": CTRLConfig(width=128, depth=2, heads=2, feed_forward=512),
-        "base": CTRLConfig(),
-    },
+    sizes={"tiny": CTRLConfig(width=128, depth=2, heads=2, feed_forward=512), "base": CTRLConfig()},
     trunk=CTRL,
     table=parameters,
     heads=(task_head(CLASSIFIER, "classifier", drops=False, biased=False),),

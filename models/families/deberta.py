@@ -60,10 +60,8 @@ class DebertaConfig(TrunkConfig):
         super().__post_init__()
         check_ranges(self, dict.fromkeys(("positions", "buckets", "furthest"), COUNT), "model.")
         if self.buckets % 2 or self.furthest <= self.buckets // 2 + 1:
-            raise ValueError(
-                f"model.buckets={self.buckets}, furthest={self.furthest}: buckets must be even, and the furthest "
-                "distance above half of them plus 1"
-            )
+            cure = "buckets must be even, and the furthest distance above half of them plus 1"
+            raise ValueError(f"model.buckets={self.buckets}, furthest={self.furthest}: {cure}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +200,6 @@ class DebertaV3(nn.Module):
         return self.detector(hidden)
 
     def __call__(self, inputs: Inputs):
-        """Run both parts once, for initialisation."""
         return self.generate(inputs, inputs["tokens"][:, :1]), self.token_scores(self.encode(inputs))
 
 
@@ -246,16 +243,12 @@ def _furthest(fields: Mapping[str, Any]) -> int:
     return furthest if furthest > 0 else fields["max_position_embeddings"]
 
 
-_DECODER = {
-    "enhanced_decoder": read_by("enhanced_decoder", lambda fields: fields.get("enhanced_decoder", False)),
-}
+_DECODER = {"enhanced_decoder": read_by("enhanced_decoder", lambda fields: fields.get("enhanced_decoder", False))}
 _LEGACY = (
     "transformers' legacy head has other names; make the model with DebertaV2Config(legacy=False), or start the head "
     "anew with --init-heads-anew"
 )
-_NO_POSITIONS = (
-    "transformers saves none; set enhanced_decoder to false in its config.json and give --model.no-enhanced-decoder"
-)
+_NO_POSITIONS = "transformers has none; put enhanced_decoder=false into config.json, give --model.no-enhanced-decoder"
 
 
 def _otherwise(config: DebertaConfig, heads: Collection[str]) -> list[str]:
@@ -268,6 +261,7 @@ def seen(config: DebertaConfig, shape: Shape) -> float:
     return 4 / (5 + min(BLOCK / shape.length, 1.0))
 
 
+_WITHOUT_DECODER = _parameters(DebertaConfig(enhanced_decoder=False))
 TOKEN_HEAD = token_head("lm_predictions.lm_head", "dense", "LayerNorm")
 _POOLED = {"dense": "pooler.dense", "between": "gelu", "summary": True}
 _HEADS = (
@@ -305,10 +299,7 @@ _USUAL = {
     "prefix": "deberta.",
     "prepare": "--tokenizer sentencepiece-unigram --specials deberta --cased",
     "assumed": {"type_vocab_size": 0, "conv_kernel_size": 0, "pooler_hidden_act": "gelu"},
-    "untied": {
-        "lm_predictions.lm_head.bias": _LEGACY,
-        "deberta.embeddings.position_embeddings.weight": _NO_POSITIONS,
-    },
+    "untied": {"lm_predictions.lm_head.bias": _LEGACY, "deberta.embeddings.position_embeddings.weight": _NO_POSITIONS},
 }
 FAMILY = declare(
     _USUAL,
@@ -320,11 +311,7 @@ FAMILY = declare(
     architectures={"DebertaV2Model": (), **usual_classes("DebertaV2", _HEADS)},
     fields=_DECODER,
     otherwise=_otherwise,
-    continues={
-        "deberta-v3": {
-            row.path: f"discriminator/{row.path}" for row in _parameters(DebertaConfig(enhanced_decoder=False))
-        }
-    },
+    continues={"deberta-v3": {row.path: f"discriminator/{row.path}" for row in _WITHOUT_DECODER}},
 )
 V3 = declare(
     _USUAL,
@@ -338,9 +325,7 @@ V3 = declare(
         },
     },
     config=DebertaV3Config,
-    sizes={
-        name: DebertaV3Config(**sizes, generator_depth=sizes.get("depth", 12) // 2) for name, sizes in _SIZES.items()
-    },
+    sizes={size: DebertaV3Config(**of, generator_depth=of.get("depth", 12) // 2) for size, of in _SIZES.items()},
     trunk=DebertaV3,
     table=_v3_parameters,
     differences={"discriminator/embeddings/tokens": "generator/embeddings/tokens"},

@@ -45,7 +45,6 @@ _LAYER = {  # parameter -> its name in Hugging Face's layer
 
 
 def parameters(config: DistilBertConfig) -> list[Parameter]:
-    """Return the parameter table of the trunk."""
     table = tables.embedding_parameters("embeddings", {"model": "distilbert.embeddings."})
     table = [row for row in table if row.path != "embeddings/types"]
     return table + tables.stacked_parameters("layers", _LAYER, {"model": "distilbert.transformer.layer.{layer}"})

@@ -19,23 +19,14 @@ from models.attention.multi_head import attention_of
 from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.transformer import encode
+from models.blocks import tables
 from models.blocks.activations import ACTIVATIONS
 from models.blocks.config import CHOICES, SHARED, TABLES, check_sizes
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings
 from models.blocks.heads import CHOICE, CLASSIFIER, WORD_HEADS, TokenHead, task_head
 from models.blocks.layer import layer_sizes
-from models.blocks.tables import (
-    HF_ASSUMED,
-    HF_FIELDS,
-    HF_SETTINGS,
-    HF_SIZES,
-    dense_parameters,
-    embedding_parameters,
-    layer_parameters,
-    same_dropout,
-    token_head_parameters,
-)
+from models.blocks.tables import HF_ASSUMED, HF_SIZES, dense_parameters, layer_parameters
 from models.core.family import Input, Inputs, Shape, declare
 from models.core.parameters import Noise, Parameter
 from models.core.program import Program
@@ -101,9 +92,7 @@ class Encoder(nn.Module):
     @nn.compact
     def __call__(self, embedded: Array, segments: Array, noise: Noise, slots: Array | None = None) -> Array:
         """Run embedded [batch, length, embedding] through the layers -> [batch, length, width].
-
-        segments: i32[batch, length].   slots: i32[batch, n], the only positions to return -> [batch, n, width].
-        """
+        segments: i32[batch, length].   slots: i32[batch, n], the only positions to return -> [batch, n, width]."""
         return encode(self, self.config, embedded, Mask(segments), noise, self.program, slots)
 
 
@@ -158,9 +147,7 @@ class Electra(nn.Module):
 
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
         """Run the discriminator's trunk, the part that is finetuned -> [rows, length, width].
-
-        slots: i32[rows, n], the only positions to return -> [rows, n, width].
-        """
+        slots: i32[rows, n], the only positions to return -> [rows, n, width]."""
         embedded = self.embeddings(inputs)
         return self.discriminator.encoder(embedded, inputs["segments"], noise, slots)
 
@@ -169,7 +156,6 @@ class Electra(nn.Module):
         return self.discriminator(hidden)
 
     def __call__(self, inputs: Inputs):
-        """Run both parts once, for initialisation."""
         logits = self.generate(inputs, inputs["tokens"][:, :1])
         return logits, self.token_scores(self.encode(inputs))
 
@@ -177,7 +163,7 @@ class Electra(nn.Module):
 def parameters(config: ElectraConfig) -> list[Parameter]:
     """Return ELECTRA's parameter table; the shared embeddings are written to both checkpoints."""
     both = {"discriminator": "electra.embeddings.", "generator": "electra.embeddings."}
-    table = embedding_parameters("embeddings", both)
+    table = tables.embedding_parameters("embeddings", both)
     for part in ("generator", "discriminator"):
         model = lambda name, part=part: {part: name}
         if getattr(config, part).width != config.embedding:
@@ -185,7 +171,7 @@ def parameters(config: ElectraConfig) -> list[Parameter]:
             table += dense_parameters(f"{part}/encoder/project", axes, model("electra.embeddings_project"))
         table += layer_parameters(f"{part}/encoder/layers", part, "electra")
     names = "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head.bias"
-    table += token_head_parameters("generator/predictions", *names, part="generator")
+    table += tables.token_head_parameters("generator/predictions", *names, part="generator")
     score = lambda name: {"discriminator": f"discriminator_predictions.{name}"}
     table += dense_parameters("discriminator/dense", ("width", None), score("dense"))
     table += dense_parameters("discriminator/score", ("width", None), score("dense_prediction"))
@@ -213,10 +199,8 @@ def attentions(config: ElectraConfig, shape: Shape, memory: int) -> list[Attenti
     return described
 
 
-def _sizes_of(tower: str) -> dict[str, str]:
-    return {name: f"{tower}.{field}" for name, field in HF_SIZES.items()}
-
-
+_sizes_of = lambda tower: {name: f"{tower}.{field}" for name, field in HF_SIZES.items()}
+_LARGE = Tower(1024, 24, 16, 4096)
 FAMILY = declare(
     config=ElectraConfig,
     sizes={
@@ -225,9 +209,7 @@ FAMILY = declare(
         # Clark et al. 2020, table 6; generator widths: small 1/4, base 1/3, large 1/4 of the discriminator's.
         "small": ElectraConfig(embedding=128, discriminator=Tower(256, 12, 4, 1024), generator=Tower(64, 12, 1, 256)),
         "base": ElectraConfig(),
-        "large": ElectraConfig(
-            embedding=1024, discriminator=Tower(1024, 24, 16, 4096), generator=Tower(256, 24, 4, 1024)
-        ),
+        "large": ElectraConfig(embedding=1024, discriminator=_LARGE, generator=Tower(256, 24, 4, 1024)),
     },
     inputs={"tokens": Input(("length",)), "types": Input(("length",)), "segments": Input(("length",))},
     trunk=Electra,
@@ -242,8 +224,8 @@ FAMILY = declare(
         },
     },
     constants={"model_type": "electra"},
-    fields={**HF_FIELDS, "embedding_size": "embedding"},
-    settings=HF_SETTINGS,
+    fields={**tables.HF_FIELDS, "embedding_size": "embedding"},
+    settings=tables.HF_SETTINGS,
     prefix="electra.",
     assumed=HF_ASSUMED,
     seen=seen,
@@ -270,7 +252,7 @@ ENCODER = encoder_family(
     classes="Electra",
     model_type="electra",
     fields={"embedding_size": "embedding"},
-    settings={"summary_last_dropout": same_dropout("hidden_dropout_prob")},
+    settings={"summary_last_dropout": tables.same_dropout("hidden_dropout_prob")},
     assumed={**HF_ASSUMED, "summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},
     continues={
         "electra": {

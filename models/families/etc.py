@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.attention.etc import KINDS, LongGlobalAttention, Sight, sights
+from models.attention.patterns.bigbird import check_odd
 from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern
 from models.blocks.config import TrunkConfig
@@ -52,11 +53,7 @@ class EtcConfig(TrunkConfig):
     def __post_init__(self):
         super().__post_init__()
         check_ranges(self, {"block": COUNT, "window": COUNT, "distance": COUNT}, "model.")
-        if self.window % 2 == 0:
-            raise ValueError(
-                f"model.window={self.window}: must be odd, with a token's own block in the middle; use "
-                f"{self.window - 1} or {self.window + 1}"
-            )
+        check_odd(self.window, "model.")
 
     @property
     def pattern(self) -> Pattern:

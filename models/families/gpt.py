@@ -25,9 +25,8 @@ class GPTConfig(DecoderConfig):
         super().__post_init__()
         check_choices(self, {"activation": ACTIVATIONS}, "model.")
         if self.feed_forward != 4 * self.width:
-            raise ValueError(
-                f"model.feed_forward={self.feed_forward}: in this family it is 4 x model.width; use {4 * self.width}"
-            )
+            cure = f"in this family it is 4 x model.width; use {4 * self.width}"
+            raise ValueError(f"model.feed_forward={self.feed_forward}: {cure}")
 
 
 class GPT(Decoder):
@@ -38,10 +37,7 @@ class GPT(Decoder):
 
 FAMILY = decoder_family(
     config=GPTConfig,
-    sizes={
-        "tiny": GPTConfig(positions=256, width=128, depth=2, heads=2, feed_forward=512),
-        "base": GPTConfig(),
-    },
+    sizes={"tiny": GPTConfig(positions=256, width=128, depth=2, heads=2, feed_forward=512), "base": GPTConfig()},
     trunk=GPT,
     table=lambda config: gpt_parameters("transformer.tokens_embed", "transformer.positions_embed"),
     heads=(task_head(CLASSIFIER, "score", drops=False, biased=False),),

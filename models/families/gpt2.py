@@ -26,7 +26,6 @@ class GPT2Config(DecoderConfig):
 
 
 def parameters(config: GPT2Config) -> list[Parameter]:
-    """Return GPT-2's parameter table."""
     norm = norm_parameters("norm", ("width",), {"model": "transformer.ln_f"})
     return [*gpt_parameters("transformer.wte", "transformer.wpe"), *norm]
 
@@ -57,10 +56,7 @@ FAMILY = decoder_family(
     },
     trunk=Decoder,
     table=parameters,
-    heads=(
-        task_head(CLASSIFIER, "score", drops=False, biased=False),
-        *WORD_HEADS,
-    ),
+    heads=(task_head(CLASSIFIER, "score", drops=False, biased=False), *WORD_HEADS),
     model_type="gpt2",
     classes="GPT2",
     tokens="transformer.wte.weight",

@@ -57,7 +57,6 @@ _WINDOWS = Converter(
 
 
 def _otherwise(config: LongformerConfig, heads: Collection[str]) -> list[str]:
-    """Return how transformers' Longformer differs from the model as trained."""
     pattern = config.pattern
     if pattern.name != "longformer":
         return [f"the pattern is Longformer's, not model.pattern.name={pattern.name}"]

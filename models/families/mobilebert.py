@@ -83,7 +83,6 @@ class TrigramEmbeddings(Embeddings):
 
     @nn.compact
     def __call__(self, inputs: Inputs) -> Array:
-        """See `Embeddings`."""
         x, segments = token_rows(constrain(self.tokens, "vocab", None), inputs["tokens"]), inputs["segments"]
         read = (segments[:, 1:] == segments[:, :-1]) | (segments[:, 1:] == 0)
         after, before = (jnp.where(read[..., None], of, 0) for of in (x[:, 1:], x[:, :-1]))
@@ -143,13 +142,11 @@ class WideTokenHead(of_blocks.TokenHead):
 
     @nn.compact
     def __call__(self, hidden: Array, table: Array) -> Array:
-        """See `TokenHead`."""
         more = token_table(self, self.vocab_size, self.width - table.shape[1], self.init_std, "more_tokens")
         return super().__call__(hidden, jnp.concatenate([table, more], axis=1))
 
 
 def parameters(config: MobileBertConfig) -> list[Parameter]:
-    """Return the parameter table of the trunk."""
     keys, values = READS[config.reads]
     layer = [  # parameter, its name in Hugging Face's layer, axes of its kernel or scale
         ("narrow", "bottleneck.input.dense", "width", "bottleneck"),
@@ -182,9 +179,7 @@ def parameters(config: MobileBertConfig) -> list[Parameter]:
 
 
 _reads = lambda f: NARROW if f["use_bottleneck_attention"] else SHARED if f["key_query_shared_bottleneck"] else HIDDEN
-_head = lambda c, program: WideTokenHead(
-    c.width, c.vocab_size, c.activation, c.norm_epsilon, c.init_std, program.compute
-)
+_head = lambda c, p: WideTokenHead(c.width, c.vocab_size, c.activation, c.norm_epsilon, c.init_std, p.compute)
 _OURS = {theirs: name for name, theirs in NORMS.items()}
 _UNREAD = ["queries and keys do not load, as they read another width"]
 _MORE = Parameter(f"{TOKENS}/more_tokens", ("vocab", None), {"model": Slot("cls.predictions.dense.weight", "T")})

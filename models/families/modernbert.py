@@ -1,10 +1,8 @@
 """ModernBERT (Warner et al. 2024, arXiv:2412.13663, section 2.1) and its twin, a causal decoder with the same layers
 (Weller et al. 2025, arXiv:2507.11412, Ettin).
 
-Rotary positions, norms before the blocks, gated feed-forward blocks, and no biases but that of the logits. The first
-layer and every third one after it see the whole row; the others see a window around each token, in the decoder before
-it, and have rotary positions of another base. The first layer has no norm before its attention, since embeddings have
-one.
+Rotary positions, norms before the blocks, gated feed-forward blocks, and no biases but that of the logits. Layers take
+turns as in `models/attention/local_global.py`; a local layer of the decoder sees a window before each token.
 
 Hugging Face: ModernBertForMaskedLM and the classes with task heads, and ModernBertDecoderForCausalLM. There the local
 layers of a decoder see one token less than half of `local_attention` before each. Weights are drawn from a normal
@@ -12,7 +10,7 @@ distribution that is not cut off at two standard deviations, as it is there.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -22,22 +20,13 @@ from models.attention.decoder import Decoder
 from models.attention.local_global import PERIOD, attentions, seen, seen_by_pattern, through, views
 from models.attention.mask import Mask
 from models.attention.patterns.pattern import DENSE, Pattern
+from models.blocks import heads
 from models.blocks.activations import ACTIVATIONS
 from models.blocks.config import TrunkConfig
 from models.blocks.crf import crf_head
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings, padded_vocab, padding_bias
-from models.blocks.heads import (
-    CHOICE,
-    CLASSIFIER,
-    SPANS,
-    TAGGER,
-    TOKENS,
-    WithHeads,
-    task_head,
-    tied_logits,
-    usual_classes,
-)
+from models.blocks.heads import TOKENS, WithHeads, task_head, tied_logits, usual_classes
 from models.blocks.norm import Norm
 from models.blocks.tables import HF_SIZES, PRODUCTS, dense_parameters, norm_parameters, stacked_parameters
 from models.core.family import Converter, Family, Head, Input, Inputs, declare, read_by
@@ -78,17 +67,14 @@ class ModernBertConfig(TrunkConfig):
         super().__post_init__()
         if self.depth % PERIOD != 1:
             low = max(1, (self.depth - 1) // PERIOD * PERIOD + 1)
-            raise ValueError(
-                f"model.depth={self.depth}: must be one more than a multiple of {PERIOD}; use {low} or {low + PERIOD}"
-            )
+            cure = f"must be one more than a multiple of {PERIOD}; use {low} or {low + PERIOD}"
+            raise ValueError(f"model.depth={self.depth}: {cure}")
         if self.width // self.heads % 2:
             raise ValueError(f"model.heads={self.heads}: a head's {self.width // self.heads} numbers must be even")
         near = self.pattern
         if near.name not in (DENSE, "longformer") or len(near.windows) > 1 or near.dilations != (1,):
-            raise ValueError(
-                f"model.pattern.name={near.name!r}: local layers have one window without dilation; use longformer with "
-                "one of windows, or dense"
-            )
+            cure = "local layers have one window without dilation; use longformer with one of windows, or dense"
+            raise ValueError(f"model.pattern.name={near.name!r}: {cure}")
 
     @property
     def output_std(self) -> float:
@@ -147,7 +133,6 @@ class ModernBert(WithHeads):
 
     @nn.compact
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
-        """See `Encoder.encode`."""
         x = self.embeddings(inputs).astype(self.program.compute)
         by_kind = views(self.config, Mask(inputs["segments"]))
         x, _ = through(self, self.config, x, by_kind, noise, self.program, slots)
@@ -164,19 +149,16 @@ class ModernBertDecoder(Decoder):
         self.lm_head, self.predictions = Transform(c, self.program), Logits(c.vocab_size)
 
     def decode(self, inputs: Inputs, noise: Noise = None) -> Array:
-        """See `Decoder.decode`."""
         x = self.embed(inputs).astype(self.program.compute)
         return self.transform(x, Mask(inputs["segments"], causal=True), noise)[0]
 
     @nn.compact
     def transform(self, x: Array, mask, noise: Noise, cached: tuple[Array, Array] | None = None):
-        """See `Decoder.transform`."""
         by_kind = views(self.config, *((mask,) if cached is None else mask))
         x, new = through(self, self.config, x, by_kind, noise, self.program, None, cached)
         return constrain(self.norm(x), "batch", None if cached else "length", None), new
 
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
-        """See `Decoder.softmax`."""
         bias = self.predictions.bias + padding_bias(self.config.vocab_size)
         return self.lm_head(hidden), self.embeddings.tokens, bias
 
@@ -216,7 +198,6 @@ _BIAS = Parameter(f"{TOKENS}/bias", ("vocab",), {"model": Slot("decoder.bias")})
 
 
 def parameters(config: ModernBertConfig) -> list[Parameter]:
-    """Return the parameter table of the trunk."""
     turns = config.depth // PERIOD
     numbers = [{PERIOD * turn + place + 1: turn for turn in range(turns)} for place in range(PERIOD)]
     return [
@@ -234,7 +215,6 @@ def parameters(config: ModernBertConfig) -> list[Parameter]:
 
 
 def _kinds(config: ModernBertConfig) -> list[str]:
-    """Return `layer_types` of config.json."""
     local = FULL if config.pattern.name == DENSE else SLIDING
     return [local if layer % PERIOD else FULL for layer in range(config.depth)]
 
@@ -284,12 +264,7 @@ def _fields(unseen: int) -> dict[str, str | Converter]:
     }
 
 
-def _otherwise(config: ModernBertConfig, heads: Collection[str]) -> list[str]:
-    """Return how transformers' classes differ from the model as trained."""
-    same = config.dropout == config.attention_dropout
-    return [] if same else ["dropout of the attention's output is that of its probabilities"]
-
-
+_OTHER_DROPOUT = ["dropout of the attention's output is that of its probabilities"]
 ASSUMED = {"global_attn_every_n_layers": PERIOD, "classifier_activation": "gelu", "decoder_bias": True}
 ASSUMED |= dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
 
@@ -333,7 +308,7 @@ def _family(config: type, model_type: str, unseen: int, **others: Any) -> Family
         prefix="model.",
         pair=None,
         prepare="--tokenizer bpe",
-        otherwise=_otherwise,
+        otherwise=lambda c, _: _OTHER_DROPOUT * (c.dropout != c.attention_dropout),
         assumed=ASSUMED,
         **others,
     )
@@ -344,12 +319,12 @@ _TRANSFORM = Head(TRANSFORM, Transform, _transform_parameters(TRANSFORM, "head")
 _HEADS = (
     _TRANSFORM,
     Head(TOKENS, lambda c, program: Logits(c.vocab_size), (_BIAS,), reads=TRANSFORM),
-    *(task_head(name, "classifier", reads=TRANSFORM) for name in (CLASSIFIER, TAGGER)),
+    *(task_head(name, "classifier", reads=TRANSFORM) for name in (heads.CLASSIFIER, heads.TAGGER)),
     crf_head(),
-    task_head(SPANS, "classifier", features=2, reads=TRANSFORM),
-    task_head(CHOICE, "classifier", features=1, reads=TRANSFORM),
+    task_head(heads.SPANS, "classifier", features=2, reads=TRANSFORM),
+    task_head(heads.CHOICE, "classifier", features=1, reads=TRANSFORM),
 )
-_DECODER_HEADS = _TRANSFORM, task_head(CLASSIFIER, "classifier", reads=TRANSFORM, biased=False)
+_DECODER_HEADS = _TRANSFORM, task_head(heads.CLASSIFIER, "classifier", reads=TRANSFORM, biased=False)
 FAMILY = _family(
     ModernBertConfig,
     "modernbert",

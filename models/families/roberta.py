@@ -26,7 +26,6 @@ class RobertaConfig(EncoderConfig):
 
 
 def _otherwise(config: RobertaConfig, heads: Collection[str]) -> list[str]:
-    """Return how transformers' RoBERTa differs from the model as trained."""
     pairs = ["there is no head for pairs, as there is no such class: AutoModel and RobertaForMaskedLM load the rest"]
     return dense_there(config, heads) + pairs * (PAIR in heads)
 

@@ -52,10 +52,8 @@ class T5Config:
         check_ranges(self, sizes | {"dropout": RATE, "attention_dropout": RATE, "norm_epsilon": POSITIVE}, "model.")
         check_choices(self, CHOICES, "model.")
         if self.buckets < 4 or self.buckets % 4 or self.furthest <= self.buckets // 2:
-            raise ValueError(
-                f"model.buckets={self.buckets}, furthest={self.furthest}: buckets must be a multiple of 4, and the "
-                "furthest distance above half of them"
-            )
+            cure = "buckets must be a multiple of 4, and the furthest distance above half of them"
+            raise ValueError(f"model.buckets={self.buckets}, furthest={self.furthest}: {cure}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +96,6 @@ class T5(EncoderDecoder):
 
 
 def parameters(config: T5Config) -> list[Parameter]:
-    """Return T5's parameter table."""
     matrix = lambda path, axes, name: Parameter(path, axes, {"model": Slot(f"{name}.weight")})
     rows = [matrix("tokens", ("vocab", "embedding"), "shared")]
     rows += [matrix("lm_head", ("vocab", "embedding"), "lm_head")] * (not config.tied)
@@ -144,6 +141,8 @@ def _tied(fields) -> bool:
     return fields.get("scale_decoder_outputs", fields.get("tie_word_embeddings", True))
 
 
+_buckets_end = lambda fields: fields.get("relative_attention_max_distance", 128)
+_decoder_depth = lambda fields: fields.get("num_decoder_layers") or fields["num_layers"]
 _NO_SOFTMAX = (
     "transformers 5 saves none where it made the model anew, whose softmax has there the embeddings' weights, and here "
     "its own; set model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone()) and save it again"
@@ -152,9 +151,7 @@ FIELDS = {
     "vocab_size": "vocab_size",
     "d_model": "width",
     "num_layers": "depth",
-    "num_decoder_layers": read_by(
-        "decoder_depth", lambda fields: fields.get("num_decoder_layers") or fields["num_layers"]
-    ),
+    "num_decoder_layers": read_by("decoder_depth", _decoder_depth),
     "num_heads": "heads",
     "d_kv": "head_dim",
     "d_ff": "feed_forward",
@@ -162,9 +159,7 @@ FIELDS = {
     "is_gated_act": read_by("gated", lambda fields: fields.get("feed_forward_proj", "relu").startswith("gated-")),
     "tie_word_embeddings": read_by("tied", _tied),
     "relative_attention_num_buckets": "buckets",
-    "relative_attention_max_distance": read_by(
-        "furthest", lambda fields: fields.get("relative_attention_max_distance", 128)
-    ),
+    "relative_attention_max_distance": read_by("furthest", _buckets_end),
     "layer_norm_epsilon": "norm_epsilon",
 }
 

@@ -31,7 +31,6 @@ class SinusoidalStack(Stack):
     """A stack with sinusoidal positions (section 3.5), first the sines, then the cosines."""
 
     def with_positions(self, x: Array, positions: Array | None = None) -> Array:
-        """See `Stack.with_positions`."""
         table = jnp.asarray(sinusoids(self.rows - 1, 0, self.sizes.width)[::-1])
         return x + (table[: x.shape[1]] if positions is None else jnp.take(table, positions, 0, mode="clip"))
 
@@ -42,7 +41,6 @@ class Transformer(AbsoluteEncoderDecoder):
     kind: ClassVar[type] = SinusoidalStack
 
     def embed(self, tokens: Array) -> Array:
-        """See `EncoderDecoder.embed`."""
         return super().embed(tokens) * self.config.width**0.5
 
 

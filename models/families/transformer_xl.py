@@ -18,7 +18,7 @@ from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask, remembering
 from models.attention.operands import Biases
 from models.attention.relative import RelativeAttention, sinusoids
-from models.blocks.config import RememberingConfig
+from models.blocks.config import RememberingConfig, sized
 from models.blocks.embeddings import padded_vocab, token_table
 from models.blocks.feed_forward import FeedForward
 from models.blocks.heads import tied_logits
@@ -26,7 +26,7 @@ from models.blocks.layer import layer_sizes
 from models.blocks.memory import Memory, empty_memory, remember
 from models.blocks.products import product
 from models.blocks.stack import stack
-from models.blocks.tables import stacked_parameters
+from models.blocks.tables import PRODUCTS, stacked_parameters
 from models.core.family import Input, Inputs, declare, read_by
 from models.core.noise import dropout, site
 from models.core.parameters import LAYERS, Noise, Parameter, Slot, parameter
@@ -61,10 +61,8 @@ class TransformerXLConfig(RememberingConfig):
         if list(self.cutoffs) != sorted(set(self.cutoffs)) or not all(map(COUNT.holds, self.cutoffs)):
             raise ValueError(f"model.cutoffs={self.cutoffs}: must ascend, each {COUNT.words}")
         if self.width < self.divisor ** len(self.clusters):
-            raise ValueError(
-                f"model.divisor={self.divisor}: too large, the last cluster would have width 0; lower it, or raise "
-                f"model.width={self.width}"
-            )
+            cure = f"the last cluster would have width 0; lower it, or raise model.width={self.width}"
+            raise ValueError(f"model.divisor={self.divisor}: {cure}")
 
     @property
     def clusters(self) -> tuple[int, ...]:
@@ -145,6 +143,7 @@ class TransformerXL(nn.Module):
 
     config: TransformerXLConfig
     program: Program
+    empty_memory = empty_memory
 
     @property
     def clusters(self) -> tuple[int, ...]:
@@ -157,11 +156,6 @@ class TransformerXL(nn.Module):
             Cluster(rows, narrow, c.width, c.init_std, c.divisor > 1, separate_output=number == 0)
             for number, (rows, narrow) in enumerate(cluster_shapes(c))
         ]
-
-    def empty_memory(self, rows: int, length: int | None = None) -> Memory:
-        """Return an empty memory, by default as long as in training."""
-        c = self.config
-        return empty_memory(c.depth, rows, c.memory if length is None else length, c.width, self.program.compute)
 
     @nn.compact
     def read(self, inputs: Inputs, memory: Memory, noise: Noise = None) -> tuple[Array, Memory]:
@@ -215,7 +209,6 @@ class TransformerXL(nn.Module):
         return tuple(cluster.softmax(hidden.reshape(-1, hidden.shape[-1])) for cluster in self.cluster[1:])
 
     def __call__(self, inputs: Inputs):
-        """Run every part once, for initialisation."""
         hidden, _ = self.read(inputs, self.empty_memory(len(inputs["tokens"])))
         return self.token_logits(hidden)
 
@@ -228,7 +221,6 @@ def cluster_shapes(config: TransformerXLConfig) -> list[tuple[int, int]]:
 
 
 def parameters(config: TransformerXLConfig) -> list[Parameter]:
-    """Return Transformer-XL's parameter table."""
     layer = lambda path, *axes: Parameter(f"layers/{path}", (LAYERS, *axes), {})
     biases = ("content_bias", "position_bias")
     rows = "cluster" if config.clusters else "vocab"
@@ -244,9 +236,8 @@ def parameters(config: TransformerXLConfig) -> list[Parameter]:
         table += [Parameter(name, ("heads",), {}) for name in biases]
     else:
         table += [layer(name, "heads") for name in biases]
-    for name in ("query", "key", "value", "position"):
-        table.append(layer(f"attention/{name}/kernel", "width", "heads"))
-    table.append(layer("attention/output/kernel", "heads", "width"))
+    products = (f"attention/{name}" for name in (*PRODUCTS, "position", "output"))
+    table += stacked_parameters("layers", dict.fromkeys(products, ""), {}, biased=False)
     paths = "attention/norm", "feed_forward/up", "feed_forward/down", "feed_forward/norm"
     table += stacked_parameters("layers", dict.fromkeys(paths, ""), {})
     return [parameter._replace(hf={"model": Slot(parameter.path)}) for parameter in table]
@@ -255,14 +246,10 @@ def parameters(config: TransformerXLConfig) -> list[Parameter]:
 FAMILY = declare(
     config=TransformerXLConfig,
     sizes={
-        "tiny": TransformerXLConfig(
-            vocab_size=32000, width=128, depth=2, heads=2, feed_forward=512, memory=64, cutoffs=()
-        ),
+        "tiny": sized(TransformerXLConfig, 2, 128, vocab_size=32000, memory=64, cutoffs=()),
         # run_wt103_base.sh and run_wt103_large.sh of the original code (Dai et al. 2019, table 1)
         "base": TransformerXLConfig(),
-        "large": TransformerXLConfig(
-            width=1024, depth=18, heads=16, feed_forward=4096, dropout=0.2, attention_dropout=0.2, memory=384, divisor=4
-        ),
+        "large": sized(TransformerXLConfig, 18, 1024, dropout=0.2, attention_dropout=0.2, memory=384, divisor=4),
     },
     inputs={"tokens": Input(("length",)), "segments": Input(("length",))},
     trunk=TransformerXL,

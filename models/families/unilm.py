@@ -89,9 +89,7 @@ class UniLM(Encoder):
 
     def _read(self, inputs: Inputs, cache: Cache, reach: Array) -> tuple[Array, Cache]:
         """Read tokens that follow the cached ones -> (hidden, the cache with all but the last, a [MASK]).
-
-        reach: i32[n], how many places of the cache each token sees.
-        """
+        reach: i32[n], how many places of the cache each token sees."""
         new, filled = inputs["segments"], cache.filled
         segments = caches.put(cache.segments, new, filled, 1)
         places = jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape)
@@ -99,10 +97,8 @@ class UniLM(Encoder):
         x = self.embeddings(inputs).astype(self.program.compute)
         x = jnp.where(caches.has_room(cache, new.shape[1]), x, jnp.nan)
         layer = CachedTransformerLayer(layer_sizes(self.config), self.program, parent=None)
-        states = cache.keys, cache.values
-        x, (keys, values) = stack(
-            self, [layer], self.config.depth, x, (mask, filled), None, self.program, states=states
-        )
+        depth, states = self.config.depth, (cache.keys, cache.values)
+        x, (keys, values) = stack(self, [layer], depth, x, (mask, filled), None, self.program, states=states)
         return x, cache._replace(keys=keys, values=values, segments=segments, filled=filled + new.shape[1] - 1)
 
 

@@ -93,6 +93,7 @@ class XLNet(WithHeads):
     """Embeddings, layers of two streams, and output logits that share the embeddings."""
 
     config: XLNetConfig
+    empty_memory = empty_memory
 
     def setup(self):
         super().setup()
@@ -101,11 +102,6 @@ class XLNet(WithHeads):
         # The query stream's first input, the same for every token.
         self.start = parameter(self, "start", nn.initializers.normal(c.init_std), (1, c.width))
         self.bias = parameter(self, "bias", nn.initializers.zeros, (padded_vocab(c.vocab_size),))
-
-    def empty_memory(self, rows: int, length: int | None = None) -> Memory:
-        """Return an empty memory, by default as long as in training."""
-        c = self.config
-        return empty_memory(c.depth, rows, c.memory if length is None else length, c.width, self.program.compute)
 
     def query(
         self, inputs: Inputs, memory: Memory, slots: Array, reuse: int | None = None, noise: Noise = None
@@ -120,9 +116,8 @@ class XLNet(WithHeads):
         c, dtype = self.config, self.program.compute
         tokens, types, segments, ranks, thresholds, reversed = (inputs[name] for name in INPUTS)
         query = dropout(jnp.broadcast_to(self.start, (*slots.shape, c.width)), c.dropout, site(noise, 2)).astype(dtype)
-        table = dropout(
-            signed_table(memory.segments.shape[1], tokens.shape[1], c.width, reversed), c.dropout, site(noise, 3)
-        ).astype(dtype)
+        table = signed_table(memory.segments.shape[1], tokens.shape[1], c.width, reversed)
+        table = dropout(table, c.dropout, site(noise, 3)).astype(dtype)
         shared = (table, *both_masks(types, segments, ranks, thresholds, slots, memory.segments), reuse)
         query, remembered = self.transform(tokens, query, shared, slots, memory.hidden, noise)
         return query, Memory(remembered, remember(memory.segments, segments[:, :reuse]))
@@ -136,8 +131,7 @@ class XLNet(WithHeads):
         mask = Mask(segments)
         slots_mask = None if slots is None else (chosen(mask, slots), Types(gather_positions(types, slots), types))
         shared = (table.astype(self.program.compute), (mask, Types(types, types)), slots_mask, None)
-        no_memory = empty_memory(c.depth, len(tokens), 0, c.width, self.program.compute).hidden
-        return self.transform(tokens, None, shared, slots, no_memory, noise)[0]
+        return self.transform(tokens, None, shared, slots, self.empty_memory(len(tokens), 0).hidden, noise)[0]
 
     @nn.compact
     def transform(self, tokens: Array, query: Array | None, shared, slots: Array | None, memory: Array, noise: Noise):
@@ -147,10 +141,9 @@ class XLNet(WithHeads):
         drop = lambda x, tag: dropout(x, c.dropout, site(noise, tag)).astype(dtype)
         embedded = jnp.take(constrain(self.tokens, "vocab", None), tokens, axis=0, mode="clip")
         content = constrain(drop(embedded, 0), "batch", "length", None)
-        layer = XLNetLayer(c, self.program, parent=None)
-        streams, remembered = stack(
-            self, [layer], c.depth, (content, query), shared, site(noise, 1), self.program, slots, memory
-        )
+        layer, noises = XLNetLayer(c, self.program, parent=None), site(noise, 1)
+        x = content, query
+        streams, remembered = stack(self, [layer], c.depth, x, shared, noises, self.program, slots, memory)
         return drop(streams if slots is not None else streams[0], 4), remembered
 
     def token_logits(self, hidden: Array) -> Array:
@@ -162,9 +155,7 @@ class XLNet(WithHeads):
 def signed_table(memory: int, length: int, width: int, reversed: Array) -> Array:
     """Return the encodings of the distances memory + length - 1, ..., -length of each row: f32[batch, distances,
     width].
-
-    reversed: i32[batch]; in a row that runs backwards all distances are negated, which flips the sign of the sines.
-    """
+    reversed: i32[batch]; in a row that runs backwards all distances are negated, which flips the sign of the sines."""
     table = sinusoids(memory + length - 1, -length, width)
     backwards = table * np.repeat(np.float32([-1.0, 1.0]), width // 2)
     return jnp.where(reversed[:, None, None] > 0, backwards, table)
@@ -252,21 +243,12 @@ FAMILY = declare(
         "ff_activation": "activation",
         "layer_norm_eps": "norm_epsilon",
     },
-    settings={
-        "dropout": "dropout",
-        "summary_last_dropout": same_dropout("dropout"),
-        "initializer_range": "init_std",
-    },
+    settings={"dropout": "dropout", "summary_last_dropout": same_dropout("dropout"), "initializer_range": "init_std"},
     tied={"lm_loss.weight": "transformer.word_embedding.weight"},
     prefix="transformer.",
     pair="A sep B sep cls",
     prepare="--tokenizer sentencepiece-unigram --specials xlnet",
-    assumed={
-        "bi_data": False,
-        "summary_type": "last",
-        "summary_use_proj": True,
-        "summary_activation": "tanh",
-    },
+    assumed={"bi_data": False, "summary_type": "last", "summary_use_proj": True, "summary_activation": "tanh"},
     of_softmax=("lm_loss.bias",),
     attention="relative",
     attentions=attentions,

@@ -33,7 +33,7 @@ class Table:
     recipes: tuple[str, ...] = tuple(RECIPES)
     """Names of the recipes; by default all."""
     out: Path = Path("plans")
-    """Folder to write plans.md and plans.png to."""
+    """Folder to write plans.md to."""
     cache: Path = CACHE
     """Folder that keeps the compiler's results."""
 

@@ -15,7 +15,7 @@ from finetune.__main__ import main
 from finetune.commands.attention import of_heads
 from finetune.inside import attention_shares, layer_states, plain
 from finetune.probing import fit, predicted, standardised
-from finetune.rows import joined
+from finetune.rows import Row, joined
 from models.families.modernbert import ModernBertConfig
 from models.families.registry import family_of
 from tests.models.shapes import usual_heads
@@ -100,7 +100,7 @@ def test_probes_read_the_word_off_its_own_states(begun, tmp_path, capsys):
 
 def test_a_text_is_the_mean_of_its_tokens_that_are_not_special(monkeypatch):
     made = SimpleNamespace(special={"unk": 1, "cls": 2, "sep": 3})
-    rows = joined([[2, 5, 1, 3], [2, 3], [2, 6, 3]], [[0] * 4, [0] * 2, [0] * 3], {})
+    rows = joined([Row([2, 5, 1, 3]), Row([2, 3]), Row([2, 6, 3])])
     states = np.random.default_rng(0).normal(size=(2, 3, 8, 4)).astype(np.float32)
     batches = [([1, 2], states[:, 1:]), ([0], states[:, :1])]
     monkeypatch.setattr(probing, "looked", lambda *_: ((np.array(of), part) for of, part in batches))

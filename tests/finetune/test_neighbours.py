@@ -5,10 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from finetune import neighbours
 from finetune.__main__ import main
-from finetune.commands.neighbours import Neighbours, _texts
-from finetune.neighbours import place_of, spans, vectors
+from finetune.commands import neighbours
+from finetune.commands.neighbours import Neighbours, _texts, place_of, spans, vectors
 
 TEXTS = ["Kilo te po, mu nade.", "risu mu", "te Kilo mu po", "voza"]
 

@@ -16,7 +16,7 @@ from data_pipelines.examples.layout import Feature
 from data_pipelines.tokenizers.made import Made
 from finetune.files import as_text, records
 from finetune.patterns import served, shortest
-from finetune.rows import TaskRows, buckets, joined, with_rows
+from finetune.rows import Row, TaskRows, buckets, joined, with_rows
 from finetune.tasks.classify import Classify, Labelled
 from finetune.texts import encoded, ending
 from models.attention.patterns.pattern import Pattern
@@ -50,9 +50,8 @@ def test_no_bucket_has_too_few_rows_for_a_step(numbers, ends):
 
 def test_rows_of_a_bucket_come_padded_once_an_epoch():
     sizes = [3, 9, 8, 5, 16, 2]
-    rows = joined(
-        [np.full(n, n) for n in sizes], [np.ones(n) for n in sizes], {"number": np.arange(6)}, {"of": sizes_of(sizes)}
-    )
+    rows = [Row(np.full(n, n), np.ones(n)) for n in sizes]
+    rows = joined(rows, {"number": np.arange(6)}, {"of": sizes_of(sizes)})
     layout = TaskRows(8, 2, (("number", Feature(())),), (("of", Feature((), np.int32, -1)),))
     part = type("Part", (), {"rows": {"train": rows}, "sizes": {"train": {"documents": 6, "tokens": 43}}})()
     corpus = type("Corpus", (), {"parts": (part,), "path": "here", "special": {}})()

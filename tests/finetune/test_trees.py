@@ -36,7 +36,7 @@ def model(monkeypatch):
             yield np.array([number]), np.pad(attention(length), ((0, 0), (0, 0), (0, 0), (0, 2), (0, 2)))
 
     monkeypatch.setattr(trees, "looked", looked)
-    monkeypatch.setattr("pretrain.training.opened.open_model", lambda *_: opened)
+    monkeypatch.setattr("finetune.commands.attention.open_model", lambda *_: opened)
     return opened
 
 

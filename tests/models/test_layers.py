@@ -46,7 +46,7 @@ def test_activations_and_their_slopes_equal_torch(name):
     np.testing.assert_allclose(slopes, given.grad, atol=2e-5)
 
 
-@pytest.mark.parametrize(("activation", "function", "times"), [("gelu", "erf", 1), ("gelu_new", "tanh", 3)])
+@pytest.mark.parametrize(("activation", "function", "times"), [("gelu", "erf", 1), ("gelu_new", "tanh", 1)])
 def test_the_value_of_an_activation_is_kept_as_it_is_and_not_computed_again(activation, function, times):
     block = FeedForward(LayerSizes(8, 2, 24, activation, 0.1, 0.1, 1e-12, 0.02), jnp.float32)
     x, keys = np.ones((2, 4, 8), np.float32), row_keys(0, 0, jnp.arange(2))

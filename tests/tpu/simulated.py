@@ -15,6 +15,8 @@ from pretrain.recipe import Phase
 from tests.pretrain import tiny, toys
 from tests.pretrain.fields import replaced
 from tests.pretrain.reference import random_batch
+from tpu import hlo
+from tpu.collectives import of_runs
 from tpu.mesh import make_mesh, parse_mesh
 
 ROWS = 16
@@ -23,6 +25,13 @@ PATTERNS = {
     "bigbird": Pattern("bigbird", block=4, random=1),
     "longformer": Pattern("longformer", block=2, windows=(14, 6)),
 }
+
+
+def collectives(module):
+    """Every collective of a program; a -start and its -done, and the copies in fusions, count once."""
+    found = of_runs(hlo.runs(module), module.devices)
+    copies = {collective.channel: collective for collective in found if collective.channel}
+    return [c for c in found if not c.channel or copies.pop(c.channel, None)]
 
 
 def check_close(found, expected, atol):

@@ -3,9 +3,8 @@
 import pytest
 
 from data_pipelines.errors import UserError
-from tpu.accelerators import parse_accelerator
 from tpu.chips import peak_flops
-from tpu.topologies import parse_topology
+from tpu.topologies import parse_accelerator, parse_topology
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,8 @@ from pretrain.training.assembly import assemble
 from tests.contract.test_contract import equations
 from tests.models.test_sparse import Kind, random_case
 from tests.tpu import simulated
-from tests.tpu.simulated import check_close, mesh_of
+from tests.tpu.simulated import check_close, collectives, mesh_of
 from tpu import hlo
-from tpu.collectives import collectives
 from tpu.mesh import AXES
 from tpu.rules import activation_rules
 

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tpu.accelerators import parse_accelerator
 from tpu.generations import GENERATIONS, GIB, generation_of
 from tpu.kernel_costs import COSTS, Call
-from tpu.topologies import parse_topology
+from tpu.topologies import parse_accelerator, parse_topology
 
 ALL = pytest.mark.parametrize("name, facts", GENERATIONS.items(), ids=GENERATIONS)
 

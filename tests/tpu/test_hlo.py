@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tpu.simulated import collectives
 from tpu import hlo
-from tpu.collectives import collectives
 from tpu.hlo import Array
 
 

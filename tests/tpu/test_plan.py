@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tpu import calibration, hlo
+from tpu import hlo, plan_report
 from tpu.compiler import Report
 from tpu.costs import Costs, Lookups, costs
 from tpu.estimate import ADDED, FETCHED, clocks, estimate, kernel_seconds, lookup_seconds
@@ -103,11 +103,11 @@ def test_a_batch_that_does_not_fit_leads_down():
 
 def test_the_range_is_that_of_the_worst_ratios_of_the_generation(monkeypatch):
     ratios = {"a": ("v5p", 0.8), "b": ("v5p", 1.25), "c": ("v5p", 1.0), "d": ("v6e", 0.5)}
-    monkeypatch.setattr(calibration, "RATIOS", ratios)
-    assert calibration.span(0.5, "v5p") == (0.4, 0.625)
-    assert calibration.span(0.9, "v5p") == (pytest.approx(0.72), 1.0)
-    assert calibration.span(0.4, "v6e") == (0.4, 0.8)
-    assert calibration.span(0.4, "v4") == (pytest.approx(0.32), 0.8), "not measured: the worst of all"
+    monkeypatch.setattr(plan_report, "RATIOS", ratios)
+    assert plan_report.span(0.5, "v5p") == (0.4, 0.625)
+    assert plan_report.span(0.9, "v5p") == (pytest.approx(0.72), 1.0)
+    assert plan_report.span(0.4, "v6e") == (0.4, 0.8)
+    assert plan_report.span(0.4, "v4") == (pytest.approx(0.32), 0.8), "not measured: the worst of all"
 
 
 def planned(total, parts=None, **work):

@@ -9,9 +9,8 @@ import yaml
 
 from data_pipelines.errors import PassingError
 from pretrain.training.signals import EXIT_STOPPED
-from tpu.accelerators import parse_accelerator
 from tpu.generations import CHIPS_PER_HOST, GENERATIONS
-from tpu.topologies import parse_topology
+from tpu.topologies import parse_accelerator, parse_topology
 
 TPU = Path(__file__).parent.parent.parent / "tpu"
 SKY, GKE, PAGE = TPU / "skypilot.yaml", TPU / "gke.yaml", (TPU / "gke.md").read_text()

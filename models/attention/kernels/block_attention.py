@@ -16,12 +16,11 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from models.attention.kernels.lanes import across, along, iota, only
+from models.attention.kernels.lanes import HIDDEN, across, along, iota, only
 from models.attention.operands import LANES
 from models.core import noise as counted
 from models.core.program import kept
 
-HIDDEN = float(jnp.finfo(jnp.float32).min)
 _SEES_NOTHING = -3  # the segment of queries that see nothing of a block; no key has it
 _TILES = (512, 256, 128, 64, 32, 16)  # how many keys a block of queries that sees all keys reads at a time
 
@@ -337,9 +336,7 @@ def _fill(ref, source=None) -> None:
 
 def _every_unit(inputs: Operands, ordinary, of_all, setting: Setting, together: int = 1) -> None:
     """Process a chunk's units: first all by the table, which names nothing for those that see all keys; then these.
-
-    together: units in one iteration of the loop, so that one computes while another waits.
-    """
+    together: units in one iteration of the loop, so that one computes while another waits."""
     chunk = inputs.queries.shape[0]
     group, first = pl.program_id(1), pl.program_id(2) * chunk
 

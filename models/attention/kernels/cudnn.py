@@ -16,9 +16,7 @@ from models.core.parameters import Noise
 
 def cudnn(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float = 0.0, noise: Noise = None) -> Array:
     """Compute `plain.attention` of bfloat16 q, k, v without dropout (`_obstacles` refuses it).
-
-    cuDNN takes dense masks only, but skips the blocks that a causal mask hides.
-    """
+    cuDNN takes dense masks only, but skips the blocks that a causal mask hides."""
     seen = visible(mask)
     mixed = jax.nn.dot_product_attention(q, k, v, mask=seen, is_causal=mask.causal, implementation="cudnn")
     return only_of_seen(mixed, seen) if mask.blind else mixed

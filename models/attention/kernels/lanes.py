@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+HIDDEN = float(jnp.finfo(jnp.float32).min)  # the score of a key that a query does not see
+
 
 def only(x: Array, head: int, head_dim: int) -> Array:
     """Set the other heads' lanes of x [n, lanes] to 0, so that a product over all lanes is one head's."""

@@ -9,16 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.attention.kernels.block_attention import (
-    HIDDEN,
-    Chosen,
-    Operands,
-    Setting,
-    block_attention,
-    filled_up,
-    memory,
-)
+from models.attention.kernels import block_attention as by_block
+from models.attention.kernels.block_attention import Chosen, Operands, Setting, block_attention
 from models.attention.kernels.kernel import Attention, Kernel, cuts, of_bias, of_cut, of_heads, of_ranks
+from models.attention.kernels.lanes import HIDDEN
 from models.attention.layouts import HEADS_BESIDE, Mixing
 from models.attention.mask import Mask, chosen, is_global, visible
 from models.attention.operands import LANES
@@ -41,7 +35,7 @@ def by_kernel(
     blocks, rate = mask.blocks, 0.0 if noise is None else dropout_rate
     length, head_dim = q.shape[1], q.shape[2] // heads
     setting = Setting(head_dim, blocks.block, blocks.rows, rate, mask.causal, interpret)
-    number = filled_up(blocks.number)
+    number = by_block.filled_up(blocks.number)
     padding = number * blocks.block - length
     long = lambda x: jnp.pad(x, ((0, 0), (0, padding), (0, 0)))
     segments = jnp.pad(mask.segments, ((0, 0), (0, padding)), constant_values=_BEYOND)
@@ -69,9 +63,8 @@ def _of_globals(q: Array, k: Array, v: Array, mask: Mask, heads: int, rate: floa
     length, at = q.shape[1], mask.globals
     query_mask = chosen(dataclasses.replace(mask, blocks=None, globals=None), jnp.maximum(at, 0))
     queries = by_head(gather_positions(q, at))
-    scores = jnp.einsum(
-        "bnhd,blhd->bhnl", queries * queries.shape[-1] ** -0.5, by_head(k), preferred_element_type=jnp.float32
-    )
+    scaled = queries * queries.shape[-1] ** -0.5
+    scores = jnp.einsum("bnhd,blhd->bhnl", scaled, by_head(k), preferred_element_type=jnp.float32)
     shares = jax.nn.softmax(jnp.where(visible(query_mask), scores, jnp.finfo(jnp.float32).min), axis=-1)
     if rate:
         elements = jnp.arange(heads)[None, :, None, None], at[:, None, :, None], jnp.arange(length)[None, None, None]
@@ -94,11 +87,7 @@ def _chosen(k: Array, v: Array, mask: Mask) -> Chosen:
     """Return the global tokens, padded to whole registers."""
     at = jnp.pad(mask.globals, ((0, 0), (0, -mask.globals.shape[1] % _PACKED)), constant_values=-1)
     segments = jnp.where(at < 0, _ABSENT, gather_positions(mask.segments, at))
-    return Chosen(
-        *(gather_positions(x, at) for x in (k, v)),
-        segments=_of_keys(segments),
-        positions=_of_keys(at),
-    )
+    return Chosen(*(gather_positions(x, at) for x in (k, v)), segments=_of_keys(segments), positions=_of_keys(at))
 
 
 def _on_mesh(inputs: Operands, setting: Setting) -> Array:
@@ -191,8 +180,8 @@ def _obstacles(attention: Attention) -> list[str]:
         obstacles.append(f"model.pattern.block={blocks.block}: choose a multiple of {whole}")
     obstacles += of_ranks(attention) + of_cut(attention)
     keys = (len(blocks.offsets) + len(blocks.columns) + blocks.drawn[-1]) * blocks.block
-    length = filled_up(-(-attention.length // blocks.block)) * blocks.block
-    if memory(length, keys, blocks.block, width // heads) > _vector_memory():
+    length = by_block.filled_up(-(-attention.length // blocks.block)) * blocks.block
+    if by_block.memory(length, keys, blocks.block, width // heads) > _vector_memory():
         obstacles.append(f"length={attention.length} with {keys} keys for a query does not fit into vector memory")
     return obstacles
 

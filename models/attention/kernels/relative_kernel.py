@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from models.attention.kernels.kernel import Attention, Kernel, cuts, of_cut, of_heads, of_length
-from models.attention.kernels.lanes import across, along, iota, only
+from models.attention.kernels.lanes import HIDDEN, across, along, iota, only
 from models.attention.layouts import HEADS_BESIDE, Mixing
 from models.attention.mask import Mask
 from models.attention.operands import LANES, Biases, Context, Types
@@ -29,7 +29,6 @@ from models.core.sharding import current_rules
 
 _BITS = 7  # of a lane's index
 LONGEST = 2048  # distances; the scores of 128 queries then take 1 MiB
-_HIDDEN = float(jnp.finfo(jnp.float32).min)
 
 
 class Operands(NamedTuple):
@@ -146,9 +145,7 @@ def packed(q: Array, context: Context, biases: Biases, mask: Mask, types: Types 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def relative_kernel(inputs: Operands, setting: Setting) -> Array:
     """Compute `relative.relative_attention` -> [batch, n, width].
-
-    n, keys and distances (keys plus `reach`) are multiples of 128; `_obstacles` lists the other conditions.
-    """
+    n, keys and distances (keys plus `reach`) are multiples of 128; `_obstacles` lists the other conditions."""
     return _forward(inputs, setting)[0]
 
 
@@ -196,9 +193,7 @@ def _statistics(shape: tuple[int, ...]) -> pl.BlockSpec:
 
 def _call(kernel, name: str, times, setting: Setting, inputs: Operands, extra: list, results: list, scratch: list):
     """Run the kernel on its inputs.   extra, results: (further inputs, shapes of results), each with its spec.
-
-    times: how many products of queries with keys, and with distances, the kernel computes.
-    """
+    times: how many products of queries with keys, and with distances, the kernel computes."""
     (batch, n, width), keys = inputs.q.shape, inputs.k.shape[1]
     inputs = inputs._replace(noise=inputs.noise.reshape(-1))  # a line of scalar memory would take 512 bytes
     distances = inputs.r.shape[1] if setting.chosen else keys + LANES  # with which 128 queries are multiplied
@@ -242,7 +237,7 @@ def _forward_kernel(*refs, setting: Setting):
         p = jnp.exp(scores - most)
         total = p.sum(1, keepdims=True)
         p = jnp.where(_keep(inputs, head, setting), p, 0.0) if setting.rate else p
-        seen = most > 0.5 * _HIDDEN
+        seen = most > 0.5 * HIDDEN
         of_head = along(p.astype(out.dtype), only(inputs.v[...], head, setting.head_dim))
         mixed += jnp.where(seen, of_head / (total * (1.0 - setting.rate)), 0.0)
         column = iota(statistics.shape, 1) == head
@@ -324,7 +319,7 @@ def _standing(inputs: Operands, setting: Setting) -> _Standing:
     if not setting.chosen:
         starts = LANES - 1 - iota((LANES, 1), 0)
     other = jnp.where(key_types != types, 1.0, 0.0) if setting.types else None
-    return _Standing(starts, jnp.where(visible, 0.0, _HIDDEN), other)
+    return _Standing(starts, jnp.where(visible, 0.0, HIDDEN), other)
 
 
 def _biased(inputs: Operands, setting: Setting) -> tuple[Array, Array, Array]:
@@ -355,9 +350,7 @@ def _scores(inputs: Operands, q, r: Array, stand: _Standing, head: int, setting:
 
 def _keep(inputs: Operands, head: int, setting: Setting) -> Array:
     """Return bool[queries, keys]: what `noise.dropout` keeps of these elements of [heads, n, keys].
-
-    LONGEST keeps their number far below `noise.COUNTED`, so all of them use the row's key.
-    """
+    LONGEST keeps their number far below `noise.COUNTED`, so all of them use the row's key."""
     keys, (row, block, part) = inputs.k.shape[0], (pl.program_id(axis) for axis in range(3))
     first = (block * (LANES // setting.head_dim) + head) * setting.n + part * LANES
     lines = counted.spread(((first + iota((LANES, 1), 0)) * keys).astype(jnp.uint32))
@@ -414,9 +407,8 @@ def _obstacles(attention: Attention) -> list[str]:
         obstacles.append(f"memory={memory}: choose a multiple of {LANES}")
     distances = memory + length + reach(length, attention.chosen)
     if distances > LONGEST:
-        obstacles.append(
-            f"length={length} with memory={memory} has {distances} distances, more than {LONGEST}: lower them"
-        )
+        row = f"length={length} with memory={memory}"
+        obstacles.append(f"{row} has {distances} distances, more than {LONGEST}: lower them")
     if width % LANES or LANES % (width // heads):
         obstacles.append(f"{of_heads(attention)} do not fill blocks of {LANES}")
     elif width // shared % LANES:

@@ -21,7 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from models.attention.distances import shift
 from models.attention.kernels.kernel import Attention, cuts, lengths, of_cut, of_heads, of_length
-from models.attention.kernels.lanes import across, along, iota, only
+from models.attention.kernels.lanes import HIDDEN, across, along, iota, only
 from models.attention.layouts import INTERLEAVED, Mixing
 from models.attention.mask import Mask
 from models.attention.operands import LANES
@@ -36,7 +36,6 @@ HEAD_DIMS = (32, 64, 128)  # sizes of which 128 lanes hold whole heads
 # that XLA:TPU scheduled best, among those tried.
 _PART = 128
 _AHEAD = 2
-_HIDDEN = float(jnp.finfo(jnp.float32).min)
 
 
 class Setting(NamedTuple):
@@ -102,28 +101,17 @@ def by_rows(
     noise: Noise,
     interpret: bool = False,
 ) -> tuple[Array, Array]:
-    """Call `attend_rows` with the parts of the mask that it needs."""
+    """Compute `row_attention` with the parts of the mask that it needs; on a mesh each device attends with its rows and
+    heads."""
     rate, (n, length) = 0.0 if noise is None else dropout_rate, (products[0].shape[1], products[-1].shape[1])
     setting = Setting(head_dim, n, length, rate, mask.causal, mask.blind, interpret)
     noise = noise if rate else jnp.zeros((len(mask.segments), 2), jnp.uint32)
     inputs = Operands(products, biases, mask.query_segments, mask.segments, noise, mask.distances)
-    return attend_rows(inputs, setting)
-
-
-def attend_rows(inputs: Operands, setting: Setting) -> tuple[Array, Array]:
-    """Compute `row_attention`; on a mesh each device attends with its rows and heads."""
     rules = current_rules()
     if rules is None:
         return row_attention(inputs, setting)
     of_row = ("batch", None, "heads")
-    axes = Operands(
-        products=of_row,
-        biases=("heads",),
-        queries=of_row[:2],
-        keys=of_row[:2],
-        noise=of_row[:2],
-        distances=("heads", None),
-    )
+    axes = Operands(of_row, ("heads",), *[of_row[:2]] * 3, ("heads", None))
     spec_of = lambda axes, part: jax.tree.map(lambda x: rules.spec(axes, x.shape), part)
     specs = Operands(*map(spec_of, axes, inputs))
     shared = specs.products[0][2]
@@ -207,9 +195,7 @@ _attend.defvjp(_forward, _backward)
 
 def _call(kernel, name: str, times: int, setting: Setting, inputs: Operands, extra: tuple, results: tuple):
     """Run the kernel for each row and each 128 lanes of its heads -> like results.
-
-    times: how many query-key products the kernel computes.   extra: inputs besides the operands.
-    """
+    times: how many query-key products the kernel computes.   extra: inputs besides the operands."""
     batch, width, biased = len(inputs.queries), width_of(inputs), inputs.distances is not None
     blocks = width // LANES
 
@@ -308,7 +294,7 @@ def _forward_kernel(inputs: Operands, out, spread, *, setting: Setting):
         of_head = along(_rows(vt, unit, setting)[:, : unit.seen], p.astype(v.dtype))  # [head_dim, queries]
         of_head, of_scores = of_head / (total * (1.0 - setting.rate)), most + jnp.log(total)
         if setting.blind:
-            sees = most > 0.5 * _HIDDEN
+            sees = most > 0.5 * HIDDEN
             of_head, of_scores = (jnp.where(sees, x, 0.0) for x in (of_head, of_scores))
         mixed.append(of_head)
         spread[unit.head : unit.head + 1, unit.part] = of_scores
@@ -408,7 +394,7 @@ def _of_seen(inputs: Operands, scores: Array, unit: _Unit, setting: Setting) -> 
     visible = jnp.tile(keys, (1, (part.stop - part.start) // LANES)) == inputs.queries[:, part]
     if setting.causal:
         visible &= iota(visible.shape, 0) <= part.start + iota(visible.shape, 1)
-    return jnp.where(visible, scores, _HIDDEN)
+    return jnp.where(visible, scores, HIDDEN)
 
 
 def _in_band(unit: _Unit, start: int, setting: Setting) -> slice:
@@ -425,9 +411,7 @@ def _turn(inputs: Operands) -> tuple[Array, Array]:
 
 def _keep(inputs: Operands, unit: _Unit, setting: Setting) -> Array:
     """Return bool[keys, queries]: what `noise.dropout` keeps of these elements of [heads, n, length].
-
-    LONGEST keeps their number far below `noise.COUNTED`, so all of them use the row's key.
-    """
+    LONGEST keeps their number far below `noise.COUNTED`, so all of them use the row's key."""
     (row, block), part, noise = _turn(inputs), unit.part, inputs.noise
     first = (block * (LANES // setting.head_dim) + unit.head) * setting.n + part.start
     of_query = counted.spread(((first + iota((1, part.stop - part.start), 1)) * setting.length).astype(jnp.uint32))

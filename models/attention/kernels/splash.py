@@ -26,14 +26,7 @@ def mixing(attention: Attention) -> Mixing:
 
 
 def splash(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Mask,
-    *,
-    dropout_rate: float = 0.0,
-    noise: Noise = None,
-    interpret: bool = False,
+    q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float = 0.0, noise: Noise = None, interpret: bool = False
 ) -> Array:
     """Compute splash attention (TPU): q [batch, heads, queries, head_dim], k, v [batch, heads, keys, head_dim] -> like
     q. It reads segments and `causal` of the mask.
@@ -64,9 +57,8 @@ def splash(
             rules.spec(("batch", "length"), mask.query_segments.shape),
             rules.spec(("batch", None), mask.segments.shape),
         )
-        attend = jax.shard_map(
-            attend, mesh=rules.mesh, in_specs=(local, whole, whole, *ids), out_specs=local, check_vma=False
-        )
+        specs = local, whole, whole, *ids
+        attend = jax.shard_map(attend, mesh=rules.mesh, in_specs=specs, out_specs=local, check_vma=False)
     mixed = attend(q, k, v, mask.query_segments, mask.segments)
     if mask.blind:
         seen = (mask.query_segments[:, :, None] == mask.segments[:, None, :]).any(-1)
@@ -76,23 +68,12 @@ def splash(
 
 def _blocks(queries: int, keys: int) -> splash_kernel.BlockSizes:
     """Return the largest blocks that divide both sequences; the kernel's default of 128 leaves the matrix units idle.
-
-    Positions are the minor axis, because a head's 64 numbers would be padded to 128 in memory.
-    """
-    minor = splash_kernel.QKVLayout.SEQ_MINOR
+    Positions are the minor axis, because a head's 64 numbers would be padded to 128 in memory."""
     q, kv = (next(size for size in BLOCKS if length % size == 0) for length in (queries, keys))
-    return splash_kernel.BlockSizes(
-        block_q=q,
-        block_kv=kv,
-        block_kv_compute=kv,
-        block_q_dkv=q,
-        block_kv_dkv=kv,
-        block_kv_dkv_compute=kv,
-        use_fused_bwd_kernel=True,
-        q_layout=minor,
-        k_layout=minor,
-        v_layout=minor,
-    )
+    sizes = dict.fromkeys(("block_q", "block_q_dkv"), q)
+    sizes |= dict.fromkeys(("block_kv", "block_kv_compute", "block_kv_dkv", "block_kv_dkv_compute"), kv)
+    minor = dict.fromkeys(("q_layout", "k_layout", "v_layout"), splash_kernel.QKVLayout.SEQ_MINOR)
+    return splash_kernel.BlockSizes(**sizes, **minor, use_fused_bwd_kernel=True)
 
 
 def _obstacles(attention: Attention) -> list[str]:

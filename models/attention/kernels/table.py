@@ -18,9 +18,7 @@ KERNELS: dict[str, Kernel] = {
 def choose(named: str, form: str, attention: Attention) -> tuple[Kernel | None, list[str]]:
     """Return the first of the named kernels that can compute an attention, and []; or None, and the obstacles of the
     first named kernel of that kind (form, sparse or not).
-
-    named: names joined by '+'.   Raises ValueError for an unknown name.
-    """
+    named: names joined by '+'.   Raises ValueError for an unknown name."""
     why = []
     for name in named.split("+"):
         if name not in KERNELS:

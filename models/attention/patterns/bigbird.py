@@ -5,35 +5,30 @@ import numpy as np
 from models.attention.patterns.blocks import Blocks
 
 
+def check_odd(window: int, prefix: str) -> None:
+    """Raise ValueError for a window of blocks without one in the middle."""
+    if window % 2 == 0:
+        raise ValueError(f"{prefix}window={window}: must be odd; use {window - 1} or {window + 1}")
+
+
 def check(pattern, depth: int, heads: int, number: int) -> None:
     """Raise ValueError if rows of `number` blocks cannot have the pattern."""
-    if pattern.window % 2 == 0:
-        raise ValueError(
-            f"model.pattern.window={pattern.window}: must be odd, with a query's own block in the middle; use "
-            f"{pattern.window - 1} or {pattern.window + 1}"
-        )
+    check_odd(pattern.window, "model.pattern.")
     needed = (pattern.global_blocks + pattern.window + pattern.random) * pattern.block
-    row = f"a row has {number} blocks of {pattern.block}"
-    if pattern.global_blocks >= number:
-        raise ValueError(
-            f"model.pattern.global_blocks={pattern.global_blocks}: {row}, which would all be global; lower it, or use "
-            f"rows of at least {needed} tokens"
-        )
+    row, cure = f"a row has {number} blocks of {pattern.block}", f"lower it, or use rows of at least {needed} tokens"
+    if (many := pattern.global_blocks) >= number:
+        raise ValueError(f"model.pattern.global_blocks={many}: {row}, which would all be global; {cure}")
     begins, ends = _window(pattern, number)
     least = number - pattern.global_blocks - int((ends - begins).max())
     if pattern.random > least:
-        raise ValueError(
-            f"model.pattern.random={pattern.random}: {row}; for some queries only {least} of them are neither "
-            f"global nor in the window; lower it, or use rows of at least {needed} tokens"
-        )
+        others = f"for some queries only {least} of them are neither global nor in the window"
+        raise ValueError(f"model.pattern.random={pattern.random}: {row}; {others}; {cure}")
 
 
 def blocks(pattern, depth: int, heads: int, number: int) -> Blocks:
     """Return the blocks of all layers as NumPy arrays [depth, ...].
-
     How many blocks draw a given block is random in each head of each layer: pattern.random on average, with a standard
-    deviation of about its square root.
-    """
+    deviation of about its square root."""
     first, last = _ends(pattern)
     ends, half = (*range(first), *range(number - last, number)), min(pattern.window // 2, number - 1)
     begins_ends = _window(pattern, number)

@@ -8,16 +8,19 @@ from models.attention.patterns.pattern import DENSE, Pattern, on_host
 
 def pairs(pattern: Pattern, depth: int, heads: int, length: int, chosen: int = 0, causal: bool = False) -> np.ndarray:
     """Return the pairs of each layer in a row of this length, the mean over its heads, f64[depth]: the sum of `counts`.
-
     chosen: number of global tokens that the row names (`Mask.globals`); the result is the mean over all ways to choose
-    them.   causal: whether a query sees no key after itself.
-    """
+    them.   causal: whether a query sees no key after itself."""
     whole = length * (length + 1) / 2 if causal else float(length**2)
     if pattern.name == DENSE:
         return np.full(depth, whole)
     blocks = on_host(pattern, depth, heads, length, causal)
-    sizes = blocks.sizes(length)
-    seen = _everywhere(blocks, sizes, causal) + _near(blocks, sizes, causal) + _drawn(blocks, sizes, causal)
+    sizes, columns, rows = blocks.sizes(length), np.array(blocks.columns, int), np.array(blocks.rows, int)[:, None]
+    others = np.setdiff1d(np.arange(blocks.number), rows)[:, None]  # blocks whose queries do not see all keys
+    everywhere = _between(sizes, rows, np.arange(blocks.number), causal).sum()
+    everywhere += _between(sizes, others, columns, causal).sum()
+    drawn = blocks.drawn[:, :, others[:, 0]]
+    drawn = np.where(drawn >= 0, _between(sizes, others, np.maximum(drawn, 0), causal), 0).sum((2, 3)).mean(1)
+    seen = everywhere + drawn + _near(blocks, sizes, others[:, 0], causal)
     if not chosen:
         return seen
     hidden = (length - chosen) * (length - chosen - 1) / (length * (length - 1))  # share with neither token chosen
@@ -26,50 +29,27 @@ def pairs(pattern: Pattern, depth: int, heads: int, length: int, chosen: int = 0
 
 def _between(sizes: np.ndarray, queries: np.ndarray, keys: np.ndarray, causal: bool) -> np.ndarray:
     """Return the pairs of tokens of two blocks, given by their numbers in the row."""
-    query_sizes = sizes[queries]
-    if not causal:
-        return query_sizes * sizes[keys]
-    return np.where(
-        keys < queries, query_sizes * sizes[keys], np.where(keys == queries, query_sizes * (query_sizes + 1) // 2, 0)
-    )
+    of_queries, every = sizes[queries], sizes[queries] * sizes[keys]
+    own = (keys == queries) * of_queries * (of_queries + 1) // 2
+    return np.where(keys < queries, every, own) if causal else every
 
 
-def _others(blocks: Blocks) -> np.ndarray:
-    """Return the blocks whose queries do not see all keys."""
-    return np.setdiff1d(np.arange(blocks.number), blocks.rows)
-
-
-def _everywhere(blocks: Blocks, sizes: np.ndarray, causal: bool) -> int:
-    """Return the pairs of the rows that see all keys and of the columns that all queries see."""
-    rows, columns = np.array(blocks.rows, int)[:, None], np.array(blocks.columns, int)
-    of_rows = _between(sizes, rows, np.arange(blocks.number), causal).sum()
-    return of_rows + _between(sizes, _others(blocks)[:, None], columns, causal).sum()
-
-
-def _drawn(blocks: Blocks, sizes: np.ndarray, causal: bool) -> np.ndarray:
-    """Return the pairs of drawn blocks, f64[depth]."""
-    drawn, queries = blocks.drawn[:, :, _others(blocks)], _others(blocks)[:, None]
-    found = np.where(drawn >= 0, _between(sizes, queries, np.maximum(drawn, 0), causal), 0)
-    return found.sum((2, 3)).mean(1)
-
-
-def _near(blocks: Blocks, sizes: np.ndarray, causal: bool) -> np.ndarray:
+def _near(blocks: Blocks, sizes: np.ndarray, others: np.ndarray, causal: bool) -> np.ndarray:
     """Return the pairs of the window that are not in columns, f64[depth]."""
     if blocks.reach is None:
-        return np.full(len(blocks.drawn), _window(blocks, sizes, causal), float)
+        return np.full(len(blocks.drawn), _window(blocks, sizes, others, causal), float)
     reach, dilation = np.broadcast_arrays(blocks.reach, blocks.dilation)
     both = np.stack([reach, dilation], -1).reshape(-1, 2)
     different, which = np.unique(both, axis=0, return_inverse=True)
-    found = np.array([_window(blocks, sizes, causal, *limits) for limits in different.tolist()], float)
+    found = np.array([_window(blocks, sizes, others, causal, *limits) for limits in different.tolist()], float)
     return found[which.reshape(reach.shape)].mean(1)
 
 
-def _window(blocks: Blocks, sizes: np.ndarray, causal: bool, *limits: int) -> int:
+def _window(blocks: Blocks, sizes: np.ndarray, others: np.ndarray, causal: bool, *limits: int) -> int:
     """Return the same for one head.   limits: its reach and dilation, if the pattern has them."""
     found = 0
     for offset in blocks.offsets:
-        queries = _others(blocks)
-        queries = queries[(queries + offset >= 0) & (queries + offset < blocks.number)]
+        queries = others[(others + offset >= 0) & (others + offset < blocks.number)]
         queries = queries[~np.isin(queries + offset, blocks.columns)]
         if limits:
             found += near(blocks.block, offset, sizes[queries], sizes[queries + offset], causal, *limits).sum()

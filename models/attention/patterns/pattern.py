@@ -94,18 +94,14 @@ def encoders(config) -> dict[str, tuple[int, int]]:
 def blocks_of(pattern: Pattern, depth: int, heads: int, length: int, causal: bool = False) -> Blocks | None:
     """Return the arrays [depth, ...] of all layers for rows of this length, for `stack`'s states; None for full
     attention.
-
     causal: leave out the blocks after a query's own, which a causal mask hides.
-    Raises ValueError if a mesh cuts rows into parts that are not whole blocks, or does not divide the heads.
-    """
+    Raises ValueError if a mesh cuts rows into parts that are not whole blocks, or does not divide the heads."""
     if pattern.name == DENSE:
         return None
     parts, _ = parts_of(("length", "heads"), (length, heads))
     if parts > 1 and length % (parts * pattern.block):
-        raise ValueError(
-            f"--mesh sequence={parts} cuts rows of {length} tokens into parts that are no multiple of "
-            f"model.pattern.block={pattern.block}: choose a length that {parts * pattern.block} divides"
-        )
+        wrong = f"cuts rows of {length} tokens into parts that are no multiple of model.pattern.block={pattern.block}"
+        raise ValueError(f"--mesh sequence={parts} {wrong}: choose a length that {parts * pattern.block} divides")
     return jax.tree.map(jnp.asarray, on_host(pattern, depth, heads, length, causal))
 
 

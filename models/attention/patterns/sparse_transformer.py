@@ -13,20 +13,15 @@ from models.attention.patterns.blocks import Blocks
 def check_strided(pattern, depth: int, heads: int, number: int) -> None:
     """Raise ValueError if in rows of `number` blocks every query would see every key."""
     if number <= pattern.stride:
-        raise ValueError(
-            f"model.pattern.stride={pattern.stride}: a row has {number} blocks of {pattern.block}; lower it, or use "
-            f"rows of more than {pattern.stride * pattern.block} tokens"
-        )
+        row, least = f"a row has {number} blocks of {pattern.block}", pattern.stride * pattern.block
+        raise ValueError(f"model.pattern.stride={pattern.stride}: {row}; lower it, or use more than {least} tokens")
 
 
 def check_fixed(pattern, depth: int, heads: int, number: int) -> None:
     """Raise the same, and ValueError if all blocks would be summaries."""
     check_strided(pattern, depth, heads, number)
     if pattern.summary >= pattern.stride:
-        raise ValueError(
-            f"model.pattern.summary={pattern.summary}: must be below model.pattern.stride={pattern.stride}, because it "
-            "is the number of these blocks that all queries see"
-        )
+        raise ValueError(f"model.pattern.summary={pattern.summary}: must be below stride={pattern.stride}")
 
 
 def strided(pattern, depth: int, heads: int, number: int) -> Blocks:
