@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from finetune.predict import Predictor
-from finetune.rows import joined
+from finetune.rows import Row, joined
 from models.attention import plain
 from models.attention.kernels import pattern_kernel, relative_kernel
 from models.attention.kernels.kernel import Attention
@@ -122,8 +122,7 @@ def test_a_finetuned_model_says_on_a_mesh_what_it_says_on_one_device():
     """Rows are few enough that some of a batch only fill it up."""
     recipe, rng = replaced(simulated.recipe("classify"), "model.depth", 1), np.random.default_rng(0)
     tokens, found = [rng.integers(5, 100, length) for length in (3, 9, 16, 16, 7)], []
-    rows = joined(tokens, tokens, {"place": np.zeros(5, int), "labels": np.array([0, 1, 2, 1, 0])})
-    rows = rows._replace(types=np.zeros_like(rows.tokens))
+    rows = joined([Row(one) for one in tokens], {"place": np.zeros(5, int), "labels": np.array([0, 1, 2, 1, 0])})
     for text in ("fsdp=4,tensor=2", "one"):
         assembly, mesh = assemble(recipe, Program("float32", "unroll")), simulated.mesh_of(text)
         (stage,) = placement.stages(assembly, mesh)
