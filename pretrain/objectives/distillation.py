@@ -25,7 +25,7 @@ from models.blocks.layer import layer_sizes
 from models.blocks.positions import gather_positions
 from models.blocks.products import table_scores
 from models.core.inside import HIDDEN, PROJECTED, of_layers, states
-from models.core.ranges import NOT_NEGATIVE, check_ranges
+from models.core.ranges import COUNT_OR_NONE, NOT_NEGATIVE, check_ranges
 from models.families.registry import family_of
 from pretrain.objectives.blocked_softmax import Soft
 from pretrain.objectives.cross_entropy import cross_entropy
@@ -75,7 +75,7 @@ class Taught(Objective):
             raise ValueError(f"objective.taught_by={[*self.taught_by]}: must be one or more names, each once")
         if self.several not in (MEAN, DRAWN):
             raise ValueError(f"objective.several={self.several!r}: use {MEAN} or {DRAWN}")
-        check_ranges(self, {"own": NOT_NEGATIVE}, "objective.")
+        check_ranges(self, {"own": NOT_NEGATIVE, "stored": COUNT_OR_NONE}, "objective.")
 
     @property
     def soft(self) -> bool:

@@ -107,7 +107,8 @@ class Match:
         found = [tuple(map(int, pair.split(":"))) for pair in self.layers.split()]
         for one, other in found:
             if not (1 <= one <= student and 1 <= other <= teacher):
-                raise ValueError(f"layers={self.layers}: pairs {one} with {other} of {student} and {teacher} layers")
+                counts = f"the student has {student} layers, the teacher {teacher}"
+                raise ValueError(f"layers={self.layers}: pairs layer {one} with {other}; {counts}")
         return found
 
 

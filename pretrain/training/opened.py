@@ -212,8 +212,6 @@ def open_model(
         doing(f"reading {source}")
         with local_folder(directory.path) as folder:
             return _read(directory.path, folder, mesh or row_mesh(jax.local_devices(), []))
-    if not is_file(directory.recipe):
-        raise UserError(f"{source}: is neither a run (recipe.json) nor a Hugging Face folder (config.json); give one")
     if best_of is not None and step is not None:
         raise UserError(f"--best {best_of}: cannot be combined with --step {step}; leave one of them out")
     restored = restore(directory, step, mesh, best_of, ema)
@@ -284,8 +282,13 @@ def identity_of(source: Path) -> str:
 
 
 def _is_hugging_face(directory: RunDirectory) -> bool:
-    found = listed_parts(directory.path) or is_file(directory.path / "config.json")
-    return bool(found) and not is_file(directory.recipe)
+    """Return whether it is a Hugging Face folder and no run; UserError if it is neither."""
+    if is_file(directory.recipe):
+        return False
+    path = directory.path
+    if not (listed_parts(path) or is_file(path / "config.json")):
+        raise UserError(f"{path}: is neither a run (recipe.json) nor a Hugging Face folder (config.json); give one")
+    return True
 
 
 def _read(source: Path, folder: Path, mesh: Mesh) -> Opened:

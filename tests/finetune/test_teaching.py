@@ -282,7 +282,7 @@ def test_what_layers_cannot_learn_is_said_in_one_line(teacher, begun, tmp_path, 
     assert "--intermediate: needs --teacher; give it, or leave this out" in said("--intermediate", 1)
     assert "--layers last: needs --intermediate; give it" in said("--teacher", teacher, "--layers", "last")
     assert "--layers 'every': use skip, first, last, top, or pairs like" in said(*taught, teacher, "--layers", "every")
-    message = "--intermediate: hidden_mse: layers=1:3: pairs layer 1 with 3, but the student has 1 and the teacher 2"
+    message = "--intermediate: hidden_mse: layers=1:3: pairs layer 1 with 3; the student has 1 layers, the teacher 2"
     assert message in said(*taught, teacher, "--layers", "1:3")
     deberta = DebertaConfig(vocab_size=195, width=32, depth=2, heads=2, feed_forward=64, labels=model.labels)
     other = changed(teacher, tmp_path / "deberta", deberta)

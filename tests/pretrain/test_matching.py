@@ -211,7 +211,7 @@ def test_layers_are_paired_by_name_or_by_number():
     assert Match("hidden", "mse", "top").pairs(2, 5) == [(2, 5)]
     with pytest.raises(ValueError, match="skip: 5 layers are not a multiple of 2; give their numbers"):
         teacher_layers("skip", 2, 5)
-    with pytest.raises(ValueError, match="pairs 1 with 6 of 2 and 5 layers"):
+    with pytest.raises(ValueError, match="pairs layer 1 with 6; the student has 2 layers, the teacher 5"):
         Match("hidden", "mse", "1:6").pairs(2, 5)
     for wrong in ("1", "1 6", "1 a"):
         with pytest.raises(ValueError, match="does not name 2 of the teacher's 5 layers; use skip, first, last"):

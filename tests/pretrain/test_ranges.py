@@ -16,9 +16,7 @@ from tests.pretrain.fields import replaced
 HUGE = 10**12  # a whole number beyond any size or count on a device
 # Numbers of which 0 makes sense: none of it, or the first one. Nothing else tried here does.
 NONE_OR_FIRST = r"dropout|decay|clip|warmup|final|peak|weight|mask|random|memory|len|b1|b2|every|workers|seed|process"
-NONE_OR_FIRST += (
-    r"|ngrams\.\d|copies|global_blocks|objective\.globals|z_loss|auxiliary|patience|intermediate"  # some n are left out
-)
+NONE_OR_FIRST += r"|ngrams\.\d|copies|global_blocks|objective\.globals|z_loss|auxiliary|patience|intermediate|stored"
 NONE_OR_FIRST += r"|losses\.\d\.steps|relation_heads|own|ema|label_smoothing|permute|infill|delete|rotate"
 ZERO = re.compile(rf"(.*[._])?({NONE_OR_FIRST})")
 NEVER_ZERO = {"log_every", "checkpoint_every"}
