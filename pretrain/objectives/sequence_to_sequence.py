@@ -73,7 +73,9 @@ class SequenceToSequence(Objective):
 
     def check(self, model_config, corpus, phase):
         if self.layout not in FRAMED and start_of(model_config) == start_token(corpus.special, END):
-            raise UserError(f"objective.layout={self.layout}: the start token is the end; use {' or '.join(FRAMED)}")
+            raise UserError(
+                f"objective.layout={self.layout}: targets start with the end token; use {' or '.join(FRAMED)}"
+            )
         check_start(model_config, corpus, self.start)
 
     def rows(self, phase):

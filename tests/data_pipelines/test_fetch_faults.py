@@ -109,8 +109,8 @@ MANIFEST, TOKENIZER = "manifest.json", "tokenizer/tokenizer.json"
 WRONG = [  # what is wrong with which object, what the line says
     (TOKENS, FLIPPED, "train/tokens.npy is not what prepare wrote .*; copy it there again"),
     (TOKENIZER, FLIPPED, "tokenizer.json is not what prepare wrote"),
-    (TOKENS, lambda content: content[:-2], r"tokens.npy has \d+ bytes, the manifest"),
-    (TOKENS, lambda content: b"", r"tokens.npy has \d+ bytes, the manifest"),
+    (TOKENS, lambda content: content[:-2], r"tokens.npy has \d+ bytes, not 1000"),
+    (TOKENS, lambda content: b"", r"tokens.npy has \d+ bytes, not 1000"),
     (TOKENS, None, "train/tokens.npy is missing; copy"),
     (MANIFEST, None, "no such bucket or object"),
     (MANIFEST, lambda content: content.replace(b'"version": 2', b'"version": 9'), "has format version 9"),

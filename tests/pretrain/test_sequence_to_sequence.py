@@ -26,8 +26,8 @@ PHASE = PhaseWithTargets(1.0, 16, 2, target_length=16)
     [
         ("pad", 1, None),
         ("end", 2, None),
-        ("pad", 2, "^objective.start=pad: .* token 1, but the model starts them with 2; set it to end"),
-        ("end", 1, "^objective.start=end: .* token 2, but the model starts them with 1; set it to pad"),
+        ("pad", 2, "^objective.start=pad: is 1, the model starts with 2; set it to end"),
+        ("end", 1, "^objective.start=end: is 2, the model starts with 1; set it to pad"),
         ("end", 9, "^--corpus c: targets can follow its pad token 1 or its end token 2, but the model starts .* 9"),
     ],
 )
