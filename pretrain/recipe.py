@@ -277,7 +277,9 @@ def _check_task(recipe: Recipe, index: int, phase: Phase, objective: Objective) 
         longest = getattr(config, "positions", math.inf)  # no limit for a bag of words
         for field in ("length", "target_length"):
             if (length := getattr(phase, field, 0)) > longest:
-                raise UserError(f"phases.{index}.{field}={length}: exceeds {setting}.positions={longest}; lower it")
+                raise UserError(
+                    f"phases.{index}.{field}={length}: exceeds {setting}.positions={longest}; lower it or raise that"
+                )
         check_pattern(config, phase.length, f"phases.{index}.length={phase.length}", setting)
         _check_model(config, objective, asks, phase)
 

@@ -55,13 +55,13 @@ class Masking:
         if not 0 < self.rate <= 1:
             raise UserError(f"objective.masking.rate={self.rate}: must be above 0 and at most 1 (BERT: 0.15)")
         if not (0 <= self.mask <= 1 and 0 <= self.random <= 1 and self.mask + self.random <= 1):
-            raise UserError(f"objective.masking.mask={self.mask}, random={self.random}: must be shares of a whole")
+            raise UserError(f"objective.masking.mask={self.mask}, random={self.random}: must add up to at most 1")
         if self.ngrams and not (min(self.ngrams) >= 0 and 0 < sum(self.ngrams) < inf):
             raise UserError(f"objective.masking.ngrams={self.ngrams}: must be weights, not all 0 (ALBERT: 1 0.5 0.33)")
         if self.fate not in FATES:
             raise UserError(f"objective.masking.fate={self.fate!r}: use one of {', '.join(FATES)}")
         if self.similar and self.fate != "unit":
-            raise UserError(f"objective.masking.similar=True with fate={self.fate!r}: these are units; use fate='unit'")
+            raise UserError(f"objective.masking.similar=True with fate={self.fate!r}: needs fate='unit'")
         if not 0 <= self.copies < 2**31:
             raise UserError(f"objective.masking.copies={self.copies}: must be from 0 to 2**31 - 1 (BERT: 10)")
 

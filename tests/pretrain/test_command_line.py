@@ -69,7 +69,7 @@ MISTAKES = {
     "too large a batch": (["--phases.0.batch-size", 2**24], "batch_size=16777216 of length=128: a step must"),
     "an option of several values twice": (["--frozen", "layers", "--frozen", "pair"], "--frozen: is given twice"),
     "steps": (["--steps", 0], "steps=0: must be at least 1"),
-    "positions": (["--model.positions", 64], "phases.0.length=128: exceeds model.positions=64; lower it"),
+    "positions": (["--model.positions", 64], "phases.0.length=128: exceeds model.positions=64; lower it or raise that"),
     "length": (["--phases.0.length", 4], "phases.0.length=4: must be at least 8"),
     "shares": (["--phases.0.share", 0.5], "phases: the shares [0.5] must add up to 1"),
     "batch": (["--microbatches", 3], "batch_size=32: is not a multiple of --microbatches 3 x the 1 batch shards"),

@@ -83,7 +83,7 @@ def test_sums_and_gradients_are_the_plain_ones(monkeypatch, logits, z_loss, smoo
     (_, sums), found = gradients(ours)(HIDDEN, TABLE, BIAS)
     (_, expected_sums), expected = gradients(plain)(HIDDEN, TABLE, BIAS)
     undifferentiated = softmax_sums(HIDDEN, TABLE, BIAS, TARGETS, WEIGHTS, z_loss, smoothing=smoothing)
-    for mine, alone, theirs in zip(sums, undifferentiated, expected_sums, strict=True):
+    for mine, alone, theirs in zip(sums[:4], undifferentiated[:4], expected_sums, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6)
         np.testing.assert_allclose(alone, theirs, rtol=1e-6)
     for mine, theirs in zip(found, expected, strict=True):
