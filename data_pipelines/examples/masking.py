@@ -136,7 +136,8 @@ class MaskedRows(RowLayout):
                 f"such units begin; use one of {', '.join(units)}, or prepare it with --units"
             )
         if self.masks.similar and not has_similar_words(corpus):
-            raise UserError(f"objective.masking.similar=True: corpus {corpus.path} has none; add --similar-words")
+            cure = "has no similar words; prepare it with --similar-words"
+            raise UserError(f"objective.masking.similar=True: corpus {corpus.path} {cure}")
 
     def masked(
         self,

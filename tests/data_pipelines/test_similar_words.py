@@ -125,7 +125,7 @@ def test_words_that_the_text_lacks_are_said_and_a_corpus_without_a_list_is_refus
     assert "0.0% of the words of the text have similar ones; check that they are words of this text" in printed
     (tmp_path / "b").mkdir()
     run(tmp_path / "b" / "c", f"text:{tmp_path / 'a' / 'a.txt'}")
-    with pytest.raises(UserError, match="similar=True: corpus .* has none; add --similar-words"):
+    with pytest.raises(UserError, match="similar=True: corpus .* has no similar words; prepare it"):
         PackedSentences(64, MASKING).check(Corpus(tmp_path / "b" / "c"))
     with pytest.raises(UserError, match="b has other similar words than a"):
         open_corpora(f"a={tmp_path / 'a' / 'c'},b={tmp_path / 'b' / 'c'}", {})
