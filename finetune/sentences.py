@@ -32,6 +32,10 @@ class Sentence(NamedTuple):
         return f"{self.file}, line {self.lines[word]}"
 
 
+OF_SENTENCES = "text_a\tlabel"  # header of a .tsv with one sentence a line (tasks of ERNIE, Sun et al. 2019)
+BETWEEN = "\2"  # separates words, and tags, in such a file
+
+
 class Word(NamedTuple):
     """tag: None if the line has none."""
 
@@ -41,10 +45,12 @@ class Word(NamedTuple):
 
 
 def sentences(file: Path, options: Options, columns: tuple[str, str], is_labelled: bool = True) -> list[Sentence]:
-    """Return the sentences of a file: .jsonl or .parquet with columns of words and of tags, or else one word a line
-    with blank lines between sentences. There the first column is the word and the last its tag unless options say
-    otherwise. For CoNLL-U, words are the syntactic words, each of which has a tag.
-    is_labelled: if false, whole sentences may lack tags.   UserError with file and line if malformed."""
+    """Return the sentences of a file: .jsonl or .parquet with columns of words and of tags, .tsv with one sentence a
+    line, or else one word a line with blank lines between sentences. There the first column is the word and the last
+    its tag unless options say otherwise. For CoNLL-U, words are the syntactic words, each of which has a tag.
+
+    is_labelled: if false, whole sentences may lack tags.   UserError with file and line if malformed.
+    """
     if FORMS.get(file.suffix) in ("json", "parquet"):
         found = _of_records(file, columns, is_labelled)
     else:
@@ -75,16 +81,23 @@ def _of_records(file: Path, columns: tuple[str, str], is_labelled: bool) -> list
                 raise UserError(f"{where}: {name}={value!r} is not a non-empty list; give one")
             lists.append(None if value is None else tuple(as_text(record, name, text) for text in value))
         words, tags = lists
-        if tags is not None and len(words) != len(tags):
-            raise UserError(f"{where}: has {len(words)} words and {len(tags)} tags; give each word a tag")
+        _check_numbers(where, words, words if tags is None else tags)
         lines = (int(where.rpartition(" ")[2]),) * len(words)
         found.append(Sentence(file, lines, words, tags and tuple(tag.strip() for tag in tags)))
     return found
 
 
+def _check_numbers(where: str, words: Sequence, tags: Sequence) -> None:
+    if len(words) != len(tags):
+        raise UserError(f"{where}: has {len(words)} words and {len(tags)} tags; give each word a tag")
+
+
 def _of_lines(file: Path, options: Options) -> Iterator[list[Word]]:
     """Yield the words of each sentence."""
     lines = [*text_lines(file)]
+    if lines[:1] == [OF_SENTENCES]:
+        yield from (_of_line(f"{file}, line {at}", at, line) for at, line in enumerate(lines[1:], 2) if line)
+        return
     universal = any(len(cells := _cut(line)) == 10 and NUMBER.match(cells[0]) for line in lines[:200])
     words, expected = [], 0
     for number, line in enumerate(lines, 1):
@@ -110,6 +123,15 @@ def _word(where: str, number: int, columns: Sequence[str], options: Options, uni
         raise UserError(f"{where}: needs a word in column {token} and its tag in column {tag}; correct it")
     has_tag = tag and (options.label_column or tag > token) and not (universal and columns[tag - 1] == "_")
     return Word(number, columns[token - 1], columns[tag - 1] if has_tag else None)
+
+
+def _of_line(where: str, number: int, line: str) -> list[Word]:
+    words, *tags = (column.split(BETWEEN) for column in line.split("\t"))
+    if len(tags) > 1:
+        raise UserError(f"{where}: has {1 + len(tags)} columns; give two, words and tags")
+    tags = tags[0] if tags else [None] * len(words)
+    _check_numbers(where, words, tags)
+    return [Word(number, word, tag) for word, tag in zip(words, tags, strict=True)]
 
 
 def _cut(line: str) -> list[str]:

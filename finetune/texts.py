@@ -36,8 +36,8 @@ def in_windows(
     the tokens of a text that fit a row. UserError if rows would skip tokens."""
     room = length - made.tokenizer.num_special_tokens_to_add(is_pair=False)
     if room < 2 or stride > room:
-        cure = f"fits {room} tokens of a text, but --stride is {stride}; raise it or lower --stride"
-        raise UserError(f"--length {length}: {cure}")
+        wrong = f"fits {room} tokens of a text, but --stride is {stride}; raise it or lower --stride"
+        raise UserError(f"--length {length}: {wrong}")
     told, cls = Told(list), None if at_end else made.special.get("cls")
     found = encodings(made, texts, wheres, length, told, room - (stride or room // 2))
     tell(told)

@@ -128,7 +128,7 @@ def extended(recipe: Recipe, done: int, steps: int, kind: str) -> Recipe:
     x peak or more: at 0 a run would learn nothing. UserError if the last phase has not begun."""
     last, begins = recipe.phases[-1], [0, *boundaries(recipe)]
     if phase_after(recipe, done) + 1 < len(recipe.phases):
-        raise UserError(f"--extend {kind}: the last phase begins at step {begins[-2]}, only {done} are done; train on")
+        raise UserError(f"--extend {kind}: after {done} steps the last phase has not begun; train until it has")
     schedule = last.schedule or recipe.schedule
     rate, lowest = max(rate_after(recipe, done - 1), LEAST * schedule.peak), schedule.final * schedule.peak
     name = {"constant": "constant", "decay": "linear"}[kind]
@@ -162,7 +162,7 @@ def model_in(recipe: Recipe, index: int) -> Any:
     if phase.global_base is None:
         return model
     if not hasattr(model, "global_base"):
-        raise ValueError(f"phases.{index}.global_base={phase.global_base}: {type(model).__name__} has no rotary base")
+        raise ValueError(f"phases.{index}.global_base={phase.global_base}: this model has none; leave it out")
     try:
         return dataclasses.replace(model, global_base=phase.global_base)
     except ValueError as error:
@@ -297,7 +297,7 @@ def _check_tasks(phase: Phase, prefix: str) -> None:
         raise ValueError(f"{prefix}objective: has no effect with tasks; leave one of them out")
     for task in phase.tasks:
         if not isinstance(phase, task.objective.phase):
-            raise ValueError(f"{prefix}tasks: {task.name} needs a {task.objective.phase.__name__}; put it first")
+            raise ValueError(f"{prefix}tasks: {task.name} needs a {task.objective.phase.__name__}; list it first")
 
 
 def rows_of(objective: Objective, phase: Phase, prefix: str) -> Layout:

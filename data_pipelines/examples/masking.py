@@ -55,9 +55,9 @@ class Masking:
         if not 0 < self.rate <= 1:
             raise UserError(f"objective.masking.rate={self.rate}: must be above 0 and at most 1 (BERT: 0.15)")
         if not (0 <= self.mask <= 1 and 0 <= self.random <= 1 and self.mask + self.random <= 1):
-            raise UserError(f"objective.masking.mask={self.mask}, random={self.random}: must add up to at most 1")
+            raise UserError(f"objective.masking.mask={self.mask}, random={self.random}: must be shares of at most 1")
         if self.ngrams and not (min(self.ngrams) >= 0 and 0 < sum(self.ngrams) < inf):
-            raise UserError(f"objective.masking.ngrams={self.ngrams}: must be weights, not all 0 (ALBERT: 1 0.5 0.33)")
+            raise UserError(f"objective.masking.ngrams={self.ngrams}: must be at least 0, not all 0 (ALBERT: 1 .5 .33)")
         if self.fate not in FATES:
             raise UserError(f"objective.masking.fate={self.fate!r}: use one of {', '.join(FATES)}")
         if self.similar and self.fate != "unit":
@@ -136,8 +136,8 @@ class MaskedRows(RowLayout):
                 f"such units begin; use one of {', '.join(units)}, or prepare it with --units"
             )
         if self.masks.similar and not has_similar_words(corpus):
-            cure = "has no similar words; prepare it with --similar-words"
-            raise UserError(f"objective.masking.similar=True: corpus {corpus.path} {cure}")
+            lacking = f"corpus {corpus.path} has no similar words; prepare it with --similar-words"
+            raise UserError(f"objective.masking.similar=True: {lacking}")
 
     def masked(
         self,

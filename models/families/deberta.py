@@ -60,8 +60,8 @@ class DebertaConfig(TrunkConfig):
         super().__post_init__()
         check_ranges(self, dict.fromkeys(("positions", "buckets", "furthest"), COUNT), "model.")
         if self.buckets % 2 or self.furthest <= self.buckets // 2 + 1:
-            cure = "buckets must be even, and the furthest distance above half of them plus 1"
-            raise ValueError(f"model.buckets={self.buckets}, furthest={self.furthest}: {cure}")
+            wrong = "buckets must be even, and the furthest distance above half of them plus 1"
+            raise ValueError(f"model.buckets={self.buckets}, furthest={self.furthest}: {wrong}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,8 +25,8 @@ class GPTConfig(DecoderConfig):
         super().__post_init__()
         check_choices(self, {"activation": ACTIVATIONS}, "model.")
         if self.feed_forward != 4 * self.width:
-            cure = f"in this family it is 4 x model.width; use {4 * self.width}"
-            raise ValueError(f"model.feed_forward={self.feed_forward}: {cure}")
+            wrong = f"in this family it is 4 x model.width; use {4 * self.width}"
+            raise ValueError(f"model.feed_forward={self.feed_forward}: {wrong}")
 
 
 class GPT(Decoder):

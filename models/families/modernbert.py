@@ -67,14 +67,14 @@ class ModernBertConfig(TrunkConfig):
         super().__post_init__()
         if self.depth % PERIOD != 1:
             low = max(1, (self.depth - 1) // PERIOD * PERIOD + 1)
-            cure = f"must be one more than a multiple of {PERIOD}; use {low} or {low + PERIOD}"
-            raise ValueError(f"model.depth={self.depth}: {cure}")
+            wrong = f"must be one more than a multiple of {PERIOD}; use {low} or {low + PERIOD}"
+            raise ValueError(f"model.depth={self.depth}: {wrong}")
         if self.width // self.heads % 2:
             raise ValueError(f"model.heads={self.heads}: a head's {self.width // self.heads} numbers must be even")
         near = self.pattern
         if near.name not in (DENSE, "longformer") or len(near.windows) > 1 or near.dilations != (1,):
-            cure = "local layers have one window without dilation; use longformer with one of windows, or dense"
-            raise ValueError(f"model.pattern.name={near.name!r}: {cure}")
+            wrong = "local layers have one window without dilation; use longformer with one of windows, or dense"
+            raise ValueError(f"model.pattern.name={near.name!r}: {wrong}")
 
     @property
     def output_std(self) -> float:

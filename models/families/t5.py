@@ -52,8 +52,8 @@ class T5Config:
         check_ranges(self, sizes | {"dropout": RATE, "attention_dropout": RATE, "norm_epsilon": POSITIVE}, "model.")
         check_choices(self, CHOICES, "model.")
         if self.buckets < 4 or self.buckets % 4 or self.furthest <= self.buckets // 2:
-            cure = "buckets must be a multiple of 4, and the furthest distance above half of them"
-            raise ValueError(f"model.buckets={self.buckets}, furthest={self.furthest}: {cure}")
+            wrong = "buckets must be a multiple of 4, and the furthest distance above half of them"
+            raise ValueError(f"model.buckets={self.buckets}, furthest={self.furthest}: {wrong}")
 
 
 @dataclasses.dataclass(frozen=True)

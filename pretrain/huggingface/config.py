@@ -38,7 +38,8 @@ def config_from(source: str | Path, family: Family | None = None) -> Any:
     for part, folder in folders(source, family).items():
         for path, value in _values(folder, family.hf[part]).items():
             if values.setdefault(path, value) != value:
-                raise UserError(f"{source}: model.{path} is {values[path]} here, {value} in {folder}; give another")
+                two = f"is {values[path]} in one part, {value} in {folder}"
+                raise UserError(f"{source}: model.{path} {two}; give the parts of one model")
     default = family.config()
     fields = dict(leaves(plain(family.config, default)))
     if not hasattr(default, "labels"):  # a family without heads for tasks
@@ -48,7 +49,7 @@ def config_from(source: str | Path, family: Family | None = None) -> Any:
     try:
         return make(family.config, nest(fields), "model.")
     except (ValueError, TypeError, UserError) as error:
-        raise UserError(f"{source}: config.json: no such model can be built ({error}); give another") from error
+        raise UserError(f"{source}: config.json: no such model can be built ({error}); mend it") from error
 
 
 def folders(source: str | Path, family: Family) -> dict[str, Path]:

@@ -199,7 +199,7 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
     if heads_anew:
         unexpected = [name for name in unexpected if name.startswith(model.prefix)]
     if unexpected:
-        raise UserError(f"{folder}: has {listed(unexpected)}, which a {needed} lacks; give a folder of that class")
+        raise UserError(f"{folder}: has {listed(unexpected)}, which this {needed} lacks; mend its config.json")
     check_heads(folder, missing, others, anew=True)
     return {name: tensor for name, tensor in wanted.items() if name not in missing}
 

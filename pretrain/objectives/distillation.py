@@ -111,8 +111,9 @@ class Taught(Objective):
         return super().weights(batch) | {match.name: denominator(match, tokens) for match in self.losses}
 
     def coefficients(self, step):
-        # Without the own loss, a head that no other loss reads keeps its weights, also under weight decay.
-        usual, tokens = super().coefficients(step), {*self.predictions}
+        # Without the own loss, a head that no other loss reads keeps its weights, also under weight decay. The gradient
+        # of the z-loss is in that of the own loss.
+        usual, tokens = super().coefficients(step), {*self.predictions, "z"}
         ours = {term: factor * (self.own if term in tokens else 1.0) for term, factor in usual.items()}
         ours = {term: factor for term, factor in ours.items() if self.own or term not in tokens}
         return ours | {match.name: match.weight_at(step) for match in self.losses}

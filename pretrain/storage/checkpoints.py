@@ -35,7 +35,7 @@ DESCRIPTION = "_METADATA"  # file in ITEM that describes the stored tree
 
 class TrainState(NamedTuple):
     """Everything that a step changes, and that a checkpoint stores.   step: i32[], batches seen.   carry: the
-    objective's, between batches.   skipped: i32[2], updates skipped for non-finite numbers: in total, and up to now."""
+    objective's, between batches.   skipped: i32[2], updates skipped for non-finite numbers: in total, and in a row."""
 
     step: Array
     params: Params

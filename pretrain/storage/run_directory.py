@@ -51,6 +51,7 @@ ROOT = Path(__file__).parents[2]
 # Packages missing from requirements.txt, which are installed with its packages, for an accelerator or for gs://
 MORE = "jaxlib", "libtpu", "jax-cuda12-plugin", "tensorstore", "gcsfs"
 SHARED_SECONDS = 30  # longest time until all hosts see a file that one has written, over a network that caches
+ABOUT = dict.fromkeys(("identity", "corpus", "fingerprint"), str) | {"init_heads_anew": bool, "versions": dict}
 COMMITTED = "commit_success.txt"  # Orbax writes it last into a checkpoint in the cloud; elsewhere it renames the folder
 
 
@@ -89,9 +90,8 @@ class RunDirectory:
             about = json.loads(self.run.read_text())
         except (OSError, ValueError) as error:
             raise UserError(f"{self.run}: cannot be read ({error}); restore it from a copy") from None
-        named = about if isinstance(about, dict) else {}
-        if not all(isinstance(named.get(name), str) for name in ("corpus", "fingerprint")):
-            raise UserError(f"{self.run}: does not name the run's corpus; restore it from a copy")
+        if not isinstance(about, dict) or not all(isinstance(about.get(name), kind) for name, kind in ABOUT.items()):
+            raise UserError(f"{self.run}: is not as `run` writes it; restore it from a copy, or take a new --workdir")
         return about
 
     def identity(self) -> str:

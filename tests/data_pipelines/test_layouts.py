@@ -189,9 +189,9 @@ ERRORS = [
     (lambda: Masking(copies=-1), "objective.masking.copies=-1: must be from 0"),
     (
         lambda: Masking(unit="word_starts", ngrams=(-1.0, 2.0)),
-        "masking.ngrams=.*: must be weights, not all 0",
+        "masking.ngrams=.*: must be at least 0, not all 0",
     ),
-    (lambda: Masking(unit="word_starts", ngrams=(float("nan"), 1.0)), "must be weights, not all 0"),
+    (lambda: Masking(unit="word_starts", ngrams=(float("nan"), 1.0)), "must be at least 0, not all 0"),
     (
         lambda: PackedSentences(32, Masking(unit="phrases")),
         "masking by unit='phrases': corpus .* has no field by token .*; use one of token, word_starts",

@@ -140,6 +140,7 @@ def test_a_crf_stands_beside_the_heads_of_each_class_for_tagging(name):
 FORMS = {
     "a.conll": "-DOCSTART- -X- O\n\nThe DT B-X\ncat NN I-X\n\n\nsat VB O\n",
     "a.tsv": "The\tB-X\ncat\tI-X\n\nsat\tO",
+    "of_sentences.tsv": "text_a\tlabel\nThe\2cat\tB-X \2I-X\nsat\tO\n",
     "a.conllu": "# text = The cat\n1-2\tThecat" + "\t_" * 8 + "\n1\tThe\t_\tB-X" + "\t_" * 6 + "\n1.1\tx" + "\t_" * 8
     + "\n2\tcat\t_\tI-X" + "\t_" * 6 + "\n\n1\tsat\t_\tO" + "\t_" * 6 + "\n",
     "a.jsonl": '{"words": ["The", "cat"], "tags": ["B-X", "I-X "]}\n{"words": ["sat"], "tags": ["O"]}\n',
@@ -168,6 +169,7 @@ BAD = {
     "b.conll": ("the\ncat\n", "b.conll, line 1: 'the' has no tag; give each word a tag"),
     "c.conll": ("\n\n", "c.conll: has no sentences; give another file"),
     "d.conll": ("the\tO\n\tO\n", "d.conll, line 2: needs a word in column 1 and its tag in column 2; correct it"),
+    "a.tsv": ("text_a\tlabel\na\2b\tO\n", "a.tsv, line 2: has 2 words and 1 tags; give each word a tag"),
     "a.jsonl": (
         '{"words": ["a"], "tags": ["O", "O"]}',
         "a.jsonl, line 1: has 1 words and 2 tags; give each word a tag",

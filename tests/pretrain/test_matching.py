@@ -18,6 +18,7 @@ from models.families.modernbert import ModernBertConfig
 from models.families.registry import family_of
 from pretrain.objectives import blocked_softmax, matching
 from pretrain.objectives.blocked_softmax import Soft, softmax_sums
+from pretrain.objectives.distillation import CausalDistillation
 from pretrain.objectives.matching import (
     MEASURES,
     Match,
@@ -261,3 +262,12 @@ def test_a_model_records_the_same_however_it_is_compiled_and_learns_as_before(co
     q, k, _ = (array[0] for array in projected)
     scores = np.where((batch["segments"][:, :, None] == batch["segments"][:, None])[:, None], _scores(q, k, 0), -np.inf)
     alike(jax.nn.softmax(scores, -1), shares)
+
+
+def test_the_z_loss_counts_as_the_own_loss_whose_gradient_has_its_own():
+    usual = {"lm": 1.0, "z": 0.1}
+    for own in (1.0, 0.5, 0.0):
+        objective = CausalDistillation(own=own, z_loss=0.1)
+        found = objective.coefficients(0)
+        assert found.pop(objective.losses[0].name) == 1.0
+        assert found == ({name: own * factor for name, factor in usual.items()} if own else {})

@@ -119,7 +119,7 @@ def test_checkpoints_without_a_recipe_are_no_place_to_start(started):
     assert "no recipe.json" in refusal(workdir, recipe, corpus, None)
 
 
-NO_CORPUS = "run.json: does not name the run's corpus"
+NO_CORPUS = "run.json: is not as `run` writes it"
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_a_phase_gives_the_models_rotary_positions_their_base(corpus_path, tmp_p
     assert resumed == losses["both"]
     assert from_json(to_json(staged(*phases))) == staged(*phases)
     for recipe, said in (
-        (tiny.bert(phases=phases[:1] * 2), "phases.0.global_base=10.0: BertConfig has no rotary base"),
+        (tiny.bert(phases=phases[:1] * 2), "phases.0.global_base=10.0: this model has none"),
         (
             staged(*phases[1:] * 1, dataclasses.replace(phases[0], global_base=-1.0)),
             "phases.1.global_base=-1.0: must be above 0",
@@ -321,7 +321,7 @@ def test_a_stage_with_a_schedule_of_its_own_is_made_longer_at_its_rate():
     longer = extended(recipe, 100, 200, "constant")
     assert [rate_after(longer, step) for step in (0, 30, 60, 99)] == [rate_after(recipe, at) for at in (0, 30, 60, 99)]
     assert rate_after(longer, 100) == rate_after(longer, 199) == rate_after(recipe, 99) == pytest.approx(5e-6)
-    with pytest.raises(UserError, match="--extend decay: the last phase begins at step 50, only 50 are done; train"):
+    with pytest.raises(UserError, match="--extend decay: after 50 steps the last phase has not begun; train"):
         extended(recipe, 50, 200, "decay")
 
 

@@ -11,16 +11,16 @@ from models.attention.patterns.blocks import Blocks
 def check(pattern, depth: int, heads: int, number: int) -> None:
     """Raise ValueError if these layers, heads and rows of `number` blocks cannot have the pattern."""
     if odd := [window for window in pattern.windows if window % 2]:
-        cure = f"must be even; use {odd[0] + 1} instead of {odd[0]}"
-        raise ValueError(f"model.pattern.windows={list(pattern.windows)}: {cure}")
+        wrong = f"must be even; use {odd[0] + 1} instead of {odd[0]}"
+        raise ValueError(f"model.pattern.windows={list(pattern.windows)}: {wrong}")
     if (widest := max(pattern.dilations)) >= (row := number * pattern.block):
         wrong = f"{widest} reaches beyond a row of {row} tokens; lower it"
         raise ValueError(f"model.pattern.dilations={list(pattern.dilations)}: {wrong}")
     for name, values, parts in ("windows", pattern.windows, "layers"), ("dilations", pattern.dilations, "heads"):
         count = depth if parts == "layers" else heads
         if len(values) not in (1, count):
-            cure = f"must be one for all {parts}, or one for each of the {count}; there are {len(values)}"
-            raise ValueError(f"model.pattern.{name}={list(values)}: {cure}")
+            wrong = f"must be one for all {parts}, or one for each of the {count}; there are {len(values)}"
+            raise ValueError(f"model.pattern.{name}={list(values)}: {wrong}")
 
 
 def blocks(pattern, depth: int, heads: int, number: int) -> Blocks:
