@@ -70,7 +70,7 @@ PLAIN = MaskedLanguageModel(layout="packed-sentences", next_sentence=False)
     ("field", "value", "said"),
     [
         ("phases.0.globals", 33, r"^phases\.0\.globals=33 with length=32: must be from 1 to 32"),
-        ("model.window", 4, "model.window=4: must be odd, .* use 3 or 5"),
+        ("model.window", 4, "model.window=4: must be odd; use 3 or 5"),
         ("model.block", 10**6, "model.block=1000000 is longer than a row"),
         ("objective.layout", "segment-pairs", "objective.layout='segment-pairs': has no global tokens; use packed-"),
         ("objective", PLAIN, "its rows do not fit EtcConfig: global_of is missing; global_segments is missing"),

@@ -66,7 +66,7 @@ def test_an_attribute_that_is_missing_for_good_means_one_host(server):
 
 def test_a_server_that_does_not_say_is_an_error_with_a_cure_that_a_supervisor_tries_again(server):
     server.answers["worker-network-endpoints"] = [(503, "")]
-    with pytest.raises(PassingError, match="not say .*503.*; start the same command again, or give .*MDS") as one:
+    with pytest.raises(PassingError, match="not say .*503.*; start again, or give .*MDS") as one:
         cluster.cloud_tpu_workers()
     assert one.value.status == 134 and len(server.asked) == 6
 
