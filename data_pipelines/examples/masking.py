@@ -61,7 +61,7 @@ class Masking:
         if self.fate not in FATES:
             raise UserError(f"objective.masking.fate={self.fate!r}: use one of {', '.join(FATES)}")
         if self.similar and self.fate != "unit":
-            raise UserError(f"objective.masking.similar=True with fate={self.fate!r}: units are similar; use fate='unit'")
+            raise UserError(f"objective.masking.similar=True with fate={self.fate!r}: needs units; use fate='unit'")
         if not 0 <= self.copies < 2**31:
             raise UserError(f"objective.masking.copies={self.copies}: must be from 0 to 2**31 - 1 (BERT: 10)")
 
