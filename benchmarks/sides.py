@@ -77,7 +77,7 @@ def batch_of(recipe) -> dict[str, np.ndarray]:
     tokens = rng.integers(FIRST_WORD, vocab, (rows, length), dtype=np.int32)
     # Never the first token, which is global where a row names global tokens.
     positions = rng.permuted(np.tile(np.arange(1, length, dtype=np.int32), (rows, 1)), axis=1)[:, :slots]
-    types = np.arange(length, dtype=np.int32) * 2 // length % getattr(recipe.model, "types", 2)
+    types = np.arange(length, dtype=np.int32) * 2 // length % (getattr(recipe.model, "types", 2) or 1)
     batch = {
         "tokens": tokens,
         "types": np.tile(types, (rows, 1)),
