@@ -16,7 +16,7 @@ from tyro.conf import Positional
 import finetune.registry  # noqa: F401 (a run's recipe may name a task)
 from data_pipelines import noise, similar_words
 from data_pipelines.command_line import Place, parse
-from data_pipelines.durable import put
+from data_pipelines.durable import put, writing
 from data_pipelines.errors import UserError
 from data_pipelines.progress import doing
 from data_pipelines.text.encoding import Encoder
@@ -24,7 +24,7 @@ from finetune.files import Record, as_text, records
 from finetune.inside import looked
 from finetune.rows import Row, Rows, joined
 from models.core.ranges import COUNT, SEED, SHARE
-from pretrain.commands.common import check_file, writing
+from pretrain.commands.common import check_file
 from pretrain.generation.decoding import fills, log_probabilities
 from pretrain.objectives.objective import inputs_of
 from pretrain.options import check_options

@@ -9,7 +9,7 @@ from tyro.conf import arg
 
 from data_pipelines.corpus import Corpus
 from pretrain.commands.arguments import parse_recipe
-from pretrain.commands.common import import_models, writing
+from pretrain.commands.common import import_models
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     import_models()
     from pretrain.training.annotating import annotate
 
-    with writing(out := options.out or corpus.path.with_name(f"{corpus.path.name}-soft-targets")):
-        parts, made = annotate(recipe, options.teacher, corpus, out, options.k)
+    out = options.out or corpus.path.with_name(f"{corpus.path.name}-soft-targets")
+    parts, made = annotate(recipe, options.teacher, corpus, out, options.k)
     print(f"{out}: {parts} parts, {made} of them made now")
     return 0

@@ -11,7 +11,7 @@ import numpy as np
 
 from data_pipelines.batches import RowExamples
 from data_pipelines.corpus import Corpus, sound
-from data_pipelines.durable import put_folder
+from data_pipelines.durable import put_folder, writing
 from data_pipelines.errors import UserError
 from data_pipelines.progress import doing
 from data_pipelines.soft_targets import IDS, LOGS, PART_BYTES, VALUES, places, settings_of, value_type
@@ -36,7 +36,7 @@ ROWS = 256  # most for a device at once
 def annotate(recipe: Recipe, source: str, corpus: Corpus, out: Path, k: int) -> tuple[int, int]:
     """Store k soft targets of each place of a recipe's training rows -> (parts, how many of them were not there yet).
 
-    source: of the teacher, as of `run --teacher`.   UserError for mistakes of the user, OSError for a full disk.
+    source: of the teacher, as of `run --teacher`.   UserError for mistakes of the user.
     """
     if not 1 <= k <= corpus.vocab_size:
         raise UserError(f"--k {k}: must be from 1 to the corpus's {corpus.vocab_size} tokens")
@@ -64,10 +64,11 @@ def annotate(recipe: Recipe, source: str, corpus: Corpus, out: Path, k: int) -> 
         copy, first = part // of_copy, part % of_copy * rows
         with sound([corpus]):
             values = predict(copy, np.arange(first, min(first + rows, number)))
-        made = beside(folder)
-        np.save(made / VALUES, values)
-        write_json(made / SUMMARY, {"files": describe_files(made, VALUES)})
-        put_folder(made, folder)
+        with writing(out):
+            made = beside(folder)
+            np.save(made / VALUES, values)
+            write_json(made / SUMMARY, {"files": describe_files(made, VALUES)})
+            put_folder(made, folder)
     return len(folders), len(lacking)
 
 
@@ -76,10 +77,11 @@ def _begin(out: Path, manifest: dict[str, Any]) -> None:
     there = read_object(out / "manifest.json")
     if changed := [name for name in manifest if there != {} and (there or {}).get(name) != manifest[name]]:
         raise UserError(f"--out {out}: has other contents ({', '.join(changed)} differ); give another folder")
-    out.mkdir(parents=True, exist_ok=True)
-    for left in out.glob("??????.*"):  # by a kill
-        shutil.rmtree(left)
-    write_json(out / "manifest.json", manifest)
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        for left in out.glob("??????.*"):  # by a kill
+            shutil.rmtree(left)
+        write_json(out / "manifest.json", manifest)
 
 
 def _predictor(best: Callable, teacher: Bound, examples: RowExamples, kind: np.dtype, rows: int) -> Callable:
