@@ -73,14 +73,17 @@ def annotate(recipe: Recipe, source: str, corpus: Corpus, out: Path, k: int) -> 
 
 
 def _begin(out: Path, manifest: dict[str, Any]) -> None:
-    """Write the manifest; UserError if the folder has another one."""
+    """Write the manifest; UserError if the folder has another one, or other files."""
     there = read_object(out / "manifest.json")
     if changed := [name for name in manifest if there != {} and (there or {}).get(name) != manifest[name]]:
         raise UserError(f"--out {out}: has other contents ({', '.join(changed)} differ); give another folder")
+    if there == {} and {path.name for path in out.glob("*")} - {"manifest.json.new"}:  # which a kill leaves
+        raise UserError(f"--out {out}: holds other files than soft targets; give an empty folder, or a new one")
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-        for left in out.glob("??????.*"):  # by a kill
-            shutil.rmtree(left)
+        for left in out.glob("[0-9]" * 6 + ".*"):  # by a kill
+            if left.is_dir():
+                shutil.rmtree(left)
         write_json(out / "manifest.json", manifest)
 
 

@@ -141,10 +141,14 @@ def test_a_killed_annotation_goes_on_with_the_same_bytes(sources, tmp_path, monk
             write("killed")
     with pytest.raises(UserError, match=r"^--soft-targets .*killed: lacks 000002/summary.json; write it with `python"):
         SoftTargets(tmp_path / "killed")
+    (tmp_path / "killed/photos.x").mkdir()
+    (tmp_path / "killed/000000.x").touch()
     before = files(written[0]) | files(written[1])
     assert write("killed") == (parts, parts - 2)
     after = {path: found for path, found in files(tmp_path / "killed").items() if path in before}
     assert before == after
+    assert (tmp_path / "killed/photos.x").is_dir()
+    (tmp_path / "killed/000000.x").unlink()
     inside = lambda name: {path.relative_to(tmp_path / name): x for path, (x, _) in files(tmp_path / name).items()}
     assert inside("killed") == inside("whole")
 
@@ -199,6 +203,11 @@ def test_what_is_wrong_is_said_in_one_line(masked, sources, corpus_path, bytes_p
     assert refused(bert(), k=196) == "--k 196: must be from 1 to the corpus's 195 tokens"
     assert "its tokenizer gives '!' the id None, but the corpus's 0; prepare the corpus" in refused(bert(), bytes_path)
     assert refused(bert(), out=out, k=9) == f"--out {out}: has other contents (k differ); give another folder"
+    photo = tmp_path / "000000.photos" / "photo.png"
+    photo.parent.mkdir()
+    photo.touch()
+    assert "holds other files than soft targets; give an empty folder" in refused(bert(), out=tmp_path)
+    assert photo.exists()
     two = (Phase(0.5, 16, 8), Phase(0.5, 32, 8))
     assert refused(bert(phases=two)).startswith("phases: soft targets are of rows of one length")
     assert not (tmp_path / "new").exists()
