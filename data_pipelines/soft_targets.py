@@ -3,6 +3,7 @@
 A folder written by `python -m pretrain annotate`:
 
     manifest.json           what determines rows and values, and the number of rows in a part
+    lock                    held by the process that writes
     000000/values.npy       [rows, places] of `value_type`: all rows of the first copy, then those of the second, ...
     000000/summary.json     the file's hash; without it a part is not finished
 """

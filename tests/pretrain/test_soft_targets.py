@@ -1,6 +1,7 @@
 """Soft targets that are stored once: a student of them learns what one with its teacher in the step does."""
 
 import dataclasses
+import fcntl
 import pickle
 import shutil
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from data_pipelines.corpus import Corpus
+from data_pipelines.durable import locked
 from data_pipelines.errors import UserError
 from data_pipelines.examples.masking import Masking
 from data_pipelines.soft_targets import IDS, LOGS, SoftTargets
@@ -203,6 +205,8 @@ def test_what_is_wrong_is_said_in_one_line(masked, sources, corpus_path, bytes_p
     assert refused(bert(), k=196) == "--k 196: must be from 1 to the corpus's 195 tokens"
     assert "its tokenizer gives '!' the id None, but the corpus's 0; prepare the corpus" in refused(bert(), bytes_path)
     assert refused(bert(), out=out, k=9) == f"--out {out}: has other contents (k differ); give another folder"
+    with locked(out / "lock", fcntl.LOCK_EX):
+        assert refused(bert(), out=out) == f"--out {out}: another annotate writes here; wait, or give another folder"
     photo = tmp_path / "000000.photos" / "photo.png"
     photo.parent.mkdir()
     photo.touch()
