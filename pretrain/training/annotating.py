@@ -52,6 +52,7 @@ def annotate(recipe: Recipe, source: str, corpus: Corpus, out: Path, k: int) -> 
     examples, *others = (training_batches(taught, {"": corpus}, phase, task) for _, phase, task in tasks)
     if any(settings_of(other) != settings_of(examples) for other in others):
         raise UserError("phases: soft targets are of rows of one length and objective; give a recipe with one phase")
+    examples.check_size()
     kind, number = value_type(k, corpus.vocab_size), examples.number
     rows = min(max(PART_BYTES // (kind.itemsize * places(examples.layout)), 1), number)
     copies, of_copy = max(examples.layout.copies, 1), -(-number // rows)

@@ -31,6 +31,7 @@ from pretrain.training.data import training_batches
 from pretrain.training.opened import restore
 from pretrain.training.run import run
 from pretrain.training.teaching import of_stored
+from tests.data_pipelines.corpora import random_documents, write_corpus
 from tests.pretrain import tiny
 
 MASKED = MaskedLanguageModel("packed-sentences", next_sentence=False, masking=Masking(copies=2))
@@ -212,6 +213,9 @@ def test_what_is_wrong_is_said_in_one_line(masked, sources, corpus_path, bytes_p
     photo.touch()
     assert "holds other files than soft targets; give an empty folder" in refused(bert(), out=tmp_path)
     assert photo.exists()
+    empty = write_corpus(tmp_path / "empty", [], vocab_size=195, heldout=random_documents(0, 20))
+    shutil.copytree(corpus / "tokenizer", empty / "tokenizer", dirs_exist_ok=True)
+    assert refused(bert(), empty).endswith("empty is empty; prepare more text")
     two = (Phase(0.5, 16, 8), Phase(0.5, 32, 8))
     assert refused(bert(phases=two)).startswith("phases: soft targets are of rows of one length")
     assert not (tmp_path / "new").exists()
