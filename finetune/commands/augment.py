@@ -151,12 +151,12 @@ def predicted(opened: Opened, rows: Rows, number: int) -> Iterator[list[str]]:
 
 def of_vectors(alike: similar_words.Alike, words: Sequence[str], number: int) -> dict[str, list[str]]:
     """Return word -> the `number` nearest words of vectors, for words that are among them."""
-    known = {word: at for at, word in reversed([*enumerate(alike.words)])}
-    places = {word: at for word in words if (at := known.get(word, known.get(word.lower()))) is not None}
+    first = {word: at for at, word in reversed([*enumerate(alike.words)])}
+    places = {word: at for word in words if (at := first.get(word, first.get(word.lower()))) is not None}
     if lacking := [word for word in words if word not in places]:
         log.warning("--vectors lacks %s of %s words, such as %s: they stay", len(lacking), len(words), lacking[0])
-    known, which, number = [*places], np.array([*places.values()], np.int64), min(number, len(alike.words) - 1)
-    found = similar_words.nearest(alike.vectors, which, number)
+    known, which = [*places], np.array([*places.values()], np.int64)
+    found = similar_words.nearest(alike.vectors, which, min(number, len(alike.words) - 1))
     return {known[row]: [alike.words[at] for at in others] for row, others in found}
 
 
