@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import fcntl
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from data_pipelines.soft_targets import IDS, LOGS, PART_BYTES, VALUES, places, s
 from data_pipelines.store.files import SUMMARY, beside, describe_files, is_whole, write_json
 from pretrain.objectives.matching import LOGITS_AT_ONCE, Match, largest
 from pretrain.objectives.objective import TEACHERS, Bound, Teacher
-from pretrain.recipe import Recipe, every_task, resolve, with_objectives
+from pretrain.recipe import Recipe, every_task, resolve, to_json, with_objectives
 from pretrain.steering.discriminator import fingerprint
 from pretrain.storage.run_directory import RunDirectory, read_object
 from pretrain.training.assembly import assemble, parameter_shapes
@@ -56,9 +57,11 @@ def annotate(recipe: Recipe, source: str, corpus: Corpus, out: Path, k: int) -> 
     kind, number = value_type(k, corpus.vocab_size), examples.number
     rows = min(max(PART_BYTES // (kind.itemsize * places(examples.layout)), 1), number)
     copies, of_copy = max(examples.layout.copies, 1), -(-number // rows)
-    manifest = {"teacher": fingerprint(params), "k": k, "settings": settings_of(examples)}
+    module, config = assemble(taught).teachers[NAME], json.loads(to_json(taught))["teachers"][0]["model"]
+    manifest = {"teacher": fingerprint(params), "config": config, "k": k, "settings": settings_of(examples)}
+    manifest |= {"dtype": module.program.dtype, "platform": jax.default_backend()}  # values differ by rounding
     manifest |= {"copies": copies, "rows": rows, "parts": copies * of_copy}
-    objective, bound = tasks[0][2].objective, Bound(NAME, assemble(taught).teachers[NAME], params)
+    objective, bound = tasks[0][2].objective, Bound(NAME, module, params)
     predict = _predictor(lambda *inputs: largest(objective.logits(*inputs), k), bound, examples, kind, rows)
     folders = {part: out / f"{part:06}" for part in range(copies * of_copy)}
     with _alone(out, manifest):
@@ -69,6 +72,7 @@ def annotate(recipe: Recipe, source: str, corpus: Corpus, out: Path, k: int) -> 
             with sound([corpus]):
                 values = predict(copy, np.arange(first, min(first + rows, number)))
             with writing(out):
+                shutil.rmtree(folder, ignore_errors=True)  # what is left of a damaged part
                 made = beside(folder)
                 np.save(made / VALUES, values)
                 write_json(made / SUMMARY, {"files": describe_files(made, VALUES)})
@@ -82,7 +86,7 @@ def _alone(out: Path, manifest: dict[str, Any]) -> Iterator[None]:
     folder has another manifest or other files."""
     there = read_object(out / "manifest.json")
     if changed := [name for name in manifest if there != {} and (there or {}).get(name) != manifest[name]]:
-        raise UserError(f"--out {out}: has other contents ({', '.join(changed)} differ); give another folder")
+        raise UserError(f"--out {out}: has other contents (other {', '.join(changed)}); give another folder")
     if there == {} and {path.name for path in out.glob("*")} - {"lock", "manifest.json.new"}:  # of a kill
         raise UserError(f"--out {out}: holds other files than soft targets; give an empty folder, or a new one")
     with writing(out):

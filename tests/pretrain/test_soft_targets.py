@@ -20,7 +20,7 @@ from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.matching import Match
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
 from pretrain.objectives.objective import Bound, Moment
-from pretrain.recipe import Phase, every_task, resolve
+from pretrain.recipe import Phase, every_task, resolve, to_json
 from pretrain.schedules import Schedule
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
@@ -180,16 +180,26 @@ def test_a_student_goes_on_bit_for_bit_and_keeps_its_targets(masked, sources, tm
         run(student(6, tmp_path / "moved"), options("twice", tmp_path / "moved"))
 
 
-def test_a_changed_byte_is_found(masked, tmp_path):
+def test_a_damaged_part_is_found_and_made_again(masked, sources, tmp_path):
     recipe, corpus, out = masked
+    teacher = sources["masked"][2]
     shutil.copytree(out, tmp_path / "damaged")
     file = tmp_path / "damaged/000000/values.npy"
     content = bytearray(file.read_bytes())
     content[-9] ^= 1
     file.write_bytes(content)
     options = tiny.options(corpus, tmp_path / "run", soft_targets=tmp_path / "damaged")
-    with pytest.raises(UserError, match=r"/000000: values.npy is not what was written; delete .*/000000 and start the"):
+    with pytest.raises(UserError, match=r"/000000: values.npy is not what was written; delete .*/000000 and annotate"):
         run(learning(recipe(steps=2), tmp_path / "damaged"), options)
+    checked = Corpus(corpus)
+    checked.soft_targets = SoftTargets(tmp_path / "damaged")
+    (file.parent / "summary.json").unlink()
+    checked.checks.add((-1, str(file.parent)))
+    with pytest.raises(UserError, match="damaged: lacks 000000/summary.json; write it with"):
+        checked.checks.wait()
+    file.write_bytes(b"")
+    assert annotate(recipe(), teacher, Corpus(corpus), tmp_path / "damaged", k=8)[1] == 1
+    assert SoftTargets(tmp_path / "damaged").digest == SoftTargets(out).digest
 
 
 def test_what_is_wrong_is_said_in_one_line(masked, sources, corpus_path, bytes_path, tmp_path):
@@ -205,7 +215,11 @@ def test_what_is_wrong_is_said_in_one_line(masked, sources, corpus_path, bytes_p
     assert refused(tiny.electra()).startswith("objective ReplacedTokenDetection: is neither masked nor causal")
     assert refused(bert(), k=196) == "--k 196: must be from 1 to the corpus's 195 tokens"
     assert "its tokenizer gives '!' the id None, but the corpus's 0; prepare the corpus" in refused(bert(), bytes_path)
-    assert refused(bert(), out=out, k=9) == f"--out {out}: has other contents (k differ); give another folder"
+    assert refused(bert(), out=out, k=9) == f"--out {out}: has other contents (other k); give another folder"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        patch.setattr(annotating, "to_json", lambda taught: to_json(taught).replace('"gelu"', '"relu"'))
+        assert "has other contents (other config, dtype, platform); give" in refused(bert(), out=out)
     with locked(out / "lock", fcntl.LOCK_EX):
         assert refused(bert(), out=out) == f"--out {out}: another annotate writes here; wait, or give another folder"
     photo = tmp_path / "000000.photos" / "photo.png"
