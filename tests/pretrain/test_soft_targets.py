@@ -16,6 +16,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.examples.masking import Masking
 from data_pipelines.soft_targets import IDS, LOGS, SoftTargets
 from models.core.noise import row_keys
+from pretrain.__main__ import main
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.matching import Match
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
@@ -200,6 +201,24 @@ def test_a_damaged_part_is_found_and_made_again(masked, sources, tmp_path):
     file.write_bytes(b"")
     assert annotate(recipe(), teacher, Corpus(corpus), tmp_path / "damaged", k=8)[1] == 1
     assert SoftTargets(tmp_path / "damaged").digest == SoftTargets(out).digest
+
+
+def test_the_folder_is_beside_the_corpus_and_on_this_disk(corpus_path, monkeypatch, capsys):
+    command = lambda corpus, *more: main(["annotate", "bert-tiny", "--teacher", "x", "--corpus", corpus, *more])
+    outs = []
+    monkeypatch.setattr(annotating, "annotate", lambda recipe, source, corpus, out, k: outs.append(out) or (1, 1))
+    monkeypatch.chdir(corpus_path / "tokenizer")
+    assert command("..") == 0
+    monkeypatch.chdir(corpus_path)
+    assert command(".") == 0 and outs == [corpus_path.with_name("corpus-soft-targets")] * 2
+    assert command("gs://b/x") == command(".", "--out", "gs://b/x") == 2
+    run = ["run", "gpt2-tiny", "--corpus", ".", "--workdir", "x", "--soft-targets", "gs://b/x"]
+    assert main(run) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error: --corpus gs://b/x: is not on this disk, so soft targets need a folder; give --out",
+        "error: --out gs://b/x: give a local path",
+        "error: --soft-targets gs://b/x: give a local path",
+    ]
 
 
 def test_what_is_wrong_is_said_in_one_line(masked, sources, corpus_path, bytes_path, tmp_path):
