@@ -40,7 +40,6 @@ from data_pipelines.manifest import PartEntry
 from data_pipelines.processes import over_parts
 from data_pipelines.similar_words import TABLES
 from data_pipelines.store.fields import BY_TOKEN_BEFORE, STORED, TEXT
-from data_pipelines.store.files import read_summary
 
 OPEN_FILES, FILES_OF_A_PART = 1024, 4  # open files besides the parts'; maps of a part
 NAMED = re.compile(r"([\w.-]+)=(.*)", re.ASCII | re.DOTALL)  # an entry of several corpora: en=gs://A,zh=DIR
@@ -145,7 +144,7 @@ class Corpus:
     def _check_read(self, number: int, name: str) -> None:
         """Check a part's file that was read. Raises FileNotFoundError if its copy has been dropped since."""
         if number < 0:  # a folder of soft targets
-            read_summary(Path(name), hashed=True)
+            self.soft_targets.read_summary(Path(name), hashed=True)
             return
         part = self.parts[number]
         path = self.copy.path(number, name) if self.copy else self.path / part.entry.path / name

@@ -1,13 +1,17 @@
 """Write files that survive a power cut: files are on disk before they are renamed, and names before work goes on."""
 
+import contextlib
 import errno
 import fcntl
 import os
 import shutil
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
+
+from data_pipelines.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of network file systems without locks
@@ -60,6 +64,15 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Raise UserError naming --out if writing in this context fails."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot write there ({error.strerror}); choose another place") from None
 
 
 def locked(path: Path, operation: int) -> IO | None:

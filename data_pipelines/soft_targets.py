@@ -3,6 +3,7 @@
 A folder written by `python -m pretrain annotate`:
 
     manifest.json           what determines rows and values, and the number of rows in a part
+    lock                    held by the process that writes
     000000/values.npy       [rows, places] of `value_type`: all rows of the first copy, then those of the second, ...
     000000/summary.json     the file's hash; without it a part is not finished
 """
@@ -17,10 +18,11 @@ import numpy as np
 
 from data_pipelines.batches import RowExamples
 from data_pipelines.errors import UserError
-from data_pipelines.store.files import read_summary
+from data_pipelines.store.files import SUMMARY, read_summary
 
 IDS, LOGS = "soft_ids", "soft_logs"  # arrays of a batch
 VALUES = "values.npy"
+AGAIN = "annotate again on the same kind of device, or restore a copy"
 PART_BYTES = 1 << 28  # most in a part, which is what a killed `annotate` loses
 
 
@@ -50,16 +52,25 @@ class SoftTargets:
         try:
             self.manifest = json.loads((path / "manifest.json").read_text())
             self.parts = [path / f"{part:06}" for part in range(self.manifest["parts"])]
-            written = [self.manifest, *map(read_summary, self.parts)]
-        except (FileNotFoundError, NotADirectoryError) as error:
-            lacks = f"lacks {Path(error.filename).relative_to(path)}"
-            raise self.wrong(f"{lacks}; write it with `python -m pretrain annotate`") from None
+            written = [self.manifest, *map(self.read_summary, self.parts)]
+        except (FileNotFoundError, NotADirectoryError):
+            raise self.lacks("manifest.json") from None
         except (ValueError, KeyError, TypeError):
             raise self.wrong("manifest.json is damaged; annotate again, into a new folder") from None
         self.digest = hashlib.sha256(json.dumps(written).encode()).hexdigest()[:16]
 
     def wrong(self, what: str) -> UserError:
         return UserError(f"--soft-targets {self.path}: {what}")
+
+    def lacks(self, name: str) -> UserError:
+        return self.wrong(f"lacks {name}; write it with `python -m pretrain annotate`")
+
+    def read_summary(self, part: Path, hashed: bool = False) -> dict:
+        """Return the summary of a part. UserError if there is none, or as the function of this name."""
+        try:
+            return read_summary(part, hashed, AGAIN)
+        except (FileNotFoundError, NotADirectoryError):
+            raise self.lacks(f"{part.name}/{SUMMARY}") from None
 
     def check(self, examples: RowExamples) -> None:
         """Raise UserError unless these are of the rows of these examples."""

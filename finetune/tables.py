@@ -6,7 +6,8 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from pretrain.commands.common import wide_console, writing
+from data_pipelines.durable import writing
+from pretrain.commands.common import wide_console
 from pretrain.storage.run_directory import write_whole
 
 Lines = Sequence[Mapping[str, str | int | float]]  # column name -> value

@@ -156,10 +156,13 @@ def changed_options(before: Recipe, now: Recipe) -> list[str]:
     fields = *dataclasses.fields(Training), *dataclasses.fields(now.objective)
     known = {field.name for field in fields if Suppress not in getattr(field.type, "__metadata__", ())}
     found = {}
+    staged = "objective.intermediate"
     for name in sorted(old | new):
-        if name == "phases.0.share" and old.get(name) != new.get(name):
+        if name == "phases.0.share" and old.get(name) != new.get(name) and old.get(staged) == new.get(staged):
             found["epochs"] = "another number of --epochs, which is fixed with --intermediate"
-        if ".tasks." not in name and old.get(name) != new.get(name):  # there are as many as lengths of rows
+        if name.startswith("phases.") and name not in old.keys() & new.keys() or ".tasks." in name:
+            continue  # there are as many phases as stages, and tasks as lengths of rows
+        if old.get(name) != new.get(name):
             for option in [part for part in name.split(".") if part in known][:1]:
                 found.setdefault(option, f"--{option.replace('_', '-')} {old.get(name)}, now {new.get(name)}")
     return [*found.values()]

@@ -61,10 +61,10 @@ def beside(folder: Path) -> Path:
     return temporary
 
 
-def read_summary(folder: Path, hashed: bool = False) -> dict:
+def read_summary(folder: Path, hashed: bool = False, again: str = "start the command again") -> dict:
     """Return the summary of a part or of a unit. Raises UserError if it is damaged, or if a file has another size or,
-    with `hashed`, other content; FileNotFoundError if there is none."""
-    problem = f"is not what was written; delete {folder} and start the command again"
+    with `hashed`, other content; FileNotFoundError if there is none.   again: what cures it, once it is deleted."""
+    problem = f"is not what was written; delete {folder} and {again}"
     try:
         summary = json.loads((folder / SUMMARY).read_text("utf-8"))
         files = {name: (file["bytes"], file["sha256"]) for name, file in summary["files"].items()}

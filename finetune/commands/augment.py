@@ -16,7 +16,7 @@ from tyro.conf import Positional
 import finetune.registry  # noqa: F401 (a run's recipe may name a task)
 from data_pipelines import noise, similar_words
 from data_pipelines.command_line import Place, parse
-from data_pipelines.durable import put
+from data_pipelines.durable import put, writing
 from data_pipelines.errors import UserError
 from data_pipelines.progress import doing
 from data_pipelines.text.encoding import Encoder
@@ -24,7 +24,7 @@ from finetune.files import Record, as_text, records
 from finetune.inside import looked
 from finetune.rows import Row, Rows, joined
 from models.core.ranges import COUNT, SEED, SHARE
-from pretrain.commands.common import check_file, writing
+from pretrain.commands.common import check_file
 from pretrain.generation.decoding import fills, log_probabilities
 from pretrain.objectives.objective import inputs_of
 from pretrain.options import check_options
@@ -151,12 +151,12 @@ def predicted(opened: Opened, rows: Rows, number: int) -> Iterator[list[str]]:
 
 def of_vectors(alike: similar_words.Alike, words: Sequence[str], number: int) -> dict[str, list[str]]:
     """Return word -> the `number` nearest words of vectors, for words that are among them."""
-    known = {word: at for at, word in reversed([*enumerate(alike.words)])}
-    places = {word: at for word in words if (at := known.get(word, known.get(word.lower()))) is not None}
+    first = {word: at for at, word in reversed([*enumerate(alike.words)])}
+    places = {word: at for word in words if (at := first.get(word, first.get(word.lower()))) is not None}
     if lacking := [word for word in words if word not in places]:
         log.warning("--vectors lacks %s of %s words, such as %s: they stay", len(lacking), len(words), lacking[0])
-    known, which, number = [*places], np.array([*places.values()], np.int64), min(number, len(alike.words) - 1)
-    found = similar_words.nearest(alike.vectors, which, number)
+    known, which = [*places], np.array([*places.values()], np.int64)
+    found = similar_words.nearest(alike.vectors, which, min(number, len(alike.words) - 1))
     return {known[row]: [alike.words[at] for at in others] for row, others in found}
 
 

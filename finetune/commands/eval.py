@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tyro.conf import Positional
 
 from data_pipelines.command_line import Place, parse, unknown
+from data_pipelines.durable import writing
 from data_pipelines.errors import UserError
 from finetune.evaluators import Development, figures_of
 from finetune.predict import Predictor
@@ -16,7 +17,7 @@ from finetune.registry import TASKS
 from finetune.task import Examples, FinetuningTask
 from finetune.tasks.answer import Answer
 from models.core.ranges import COUNT
-from pretrain.commands.common import check_file, writing
+from pretrain.commands.common import check_file
 from pretrain.options import check_options
 from pretrain.recipe import group_of, tasks_of
 from pretrain.storage.best import LOSS, SCORE

@@ -14,13 +14,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tyro.conf import Positional
 
 from data_pipelines.command_line import Place, parse
+from data_pipelines.durable import writing
 from data_pipelines.errors import UserError
 from finetune.options import Run
 from finetune.task import FinetuningTask
 from finetune.task_files import of_task_file, task_files
 from finetune.training import Files, Programs, finetune
 from models.core.ranges import COUNT
-from pretrain.commands.common import check_file, save_picture, writing
+from pretrain.commands.common import check_file, save_picture
 from pretrain.commands.platform import keep_compiled_with
 from pretrain.options import check_options
 from pretrain.storage.best import SCORE

@@ -7,9 +7,11 @@ from typing import Annotated
 
 from tyro.conf import arg
 
+from data_pipelines.cloud import is_remote
 from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
 from pretrain.commands.arguments import parse_recipe
-from pretrain.commands.common import import_models, writing
+from pretrain.commands.common import import_models
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +32,14 @@ def main(arguments: Sequence[str]) -> int:
     usage = "python -m pretrain annotate gpt2-tiny --corpus DIR --teacher DIR"
     purpose = "Store what a teacher predicts at all places of {}'s rows, once for all students with these rows."
     recipe, options = parse_recipe(arguments, Annotate, usage, purpose)
+    if options.out is None and is_remote(options.corpus):
+        raise UserError(f"--corpus {options.corpus}: is not on this disk, so soft targets need a folder; give --out")
     corpus = Corpus(options.corpus)
     import_models()
     from pretrain.training.annotating import annotate
 
-    with writing(out := options.out or corpus.path.with_name(f"{corpus.path.name}-soft-targets")):
-        parts, made = annotate(recipe, options.teacher, corpus, out, options.k)
+    beside = corpus.path.resolve()
+    out = options.out or beside.with_name(f"{beside.name}-soft-targets")
+    parts, made = annotate(recipe, options.teacher, corpus, out, options.k)
     print(f"{out}: {parts} parts, {made} of them made now")
     return 0

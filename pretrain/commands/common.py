@@ -1,8 +1,7 @@
 """Functions that commands share. Options are checked before models are imported, which takes seconds."""
 
-import contextlib
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,6 +9,7 @@ from rich.console import Console
 from tyro.conf import Positional
 
 from data_pipelines.command_line import Place, parse
+from data_pipelines.durable import writing
 from data_pipelines.errors import UserError
 from data_pipelines.progress import IMPORTING, doing
 from models.core.ranges import Range
@@ -72,15 +72,6 @@ def wide_console() -> Console:
     """Return a console that does not wrap the rows of tables in a pipe or a log."""
     console = Console()
     return console if console.is_terminal else Console(width=160)
-
-
-@contextlib.contextmanager
-def writing(out: Path) -> Iterator[None]:
-    """Raise UserError naming --out if writing in this context fails."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot write there ({error.strerror}); choose another place") from None
 
 
 def check_file(out: Path) -> None:

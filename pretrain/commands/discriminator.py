@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from data_pipelines.durable import writing
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
 from models.core.ranges import SEED, Range
-from pretrain.commands.common import OfModel, check_apart, import_models, parse_checked, writing
+from pretrain.commands.common import OfModel, check_apart, import_models, parse_checked
 from pretrain.prompting.prompts import objects, text_of
 
 HELDOUT = Range("above 0 and below 1", lambda x: 0 < x < 1)

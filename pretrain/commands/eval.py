@@ -12,11 +12,12 @@ from rich.table import Table
 from tyro.conf import Positional, UseAppendAction, arg
 
 from data_pipelines.command_line import Place
+from data_pipelines.durable import writing
 from data_pipelines.errors import PassingError, UserError
 from data_pipelines.progress import doing
 from data_pipelines.tokenizers import prefixes
 from models.core.ranges import COUNT, SEED
-from pretrain.commands.common import changed, check_file, import_models, parse_checked, wide_console, writing
+from pretrain.commands.common import changed, check_file, import_models, parse_checked, wide_console
 from pretrain.generation.settings import Decoding
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import numpy as np
 from rich.table import Table
 from tyro.conf import arg
 
+from data_pipelines.durable import writing
 from data_pipelines.errors import UserError
 from data_pipelines.progress import doing
 from models.core.ranges import COUNT, SEED
@@ -21,7 +22,6 @@ from pretrain.commands.common import (
     import_models,
     parse_checked,
     wide_console,
-    writing,
 )
 from pretrain.prompting.prompts import Prompt, Prompter, Template, read, unescaped
 

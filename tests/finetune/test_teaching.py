@@ -262,6 +262,8 @@ def test_a_stage_of_layers_comes_first_and_goes_on_bit_for_bit(teacher, begun, t
     ]  # not of a random head
     assert main(arguments(begun, tmp_path / "once", *given, "--epochs", 2)) == 2
     assert "another number of --epochs, which is fixed with --intermediate" in capsys.readouterr().err
+    assert main(arguments(begun, tmp_path / "once", *given[:2], *given[4:])) == 2
+    assert "began with other options (--intermediate 1.0, now 0.0); give these" in capsys.readouterr().err
     assert main(["eval", str(tmp_path / "once"), "--test", str(begun / "dev.tsv")]) == 0
     assert main(["export", str(tmp_path / "once"), "--to", str(tmp_path / "hf")]) == 0
     assert not [name for name in load_file(tmp_path / "hf" / "model.safetensors") if "projections" in name]

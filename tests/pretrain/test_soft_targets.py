@@ -1,6 +1,7 @@
 """Soft targets that are stored once: a student of them learns what one with its teacher in the step does."""
 
 import dataclasses
+import fcntl
 import pickle
 import shutil
 
@@ -10,15 +11,17 @@ import numpy as np
 import pytest
 
 from data_pipelines.corpus import Corpus
+from data_pipelines.durable import locked
 from data_pipelines.errors import UserError
 from data_pipelines.examples.masking import Masking
 from data_pipelines.soft_targets import IDS, LOGS, SoftTargets
 from models.core.noise import row_keys
+from pretrain.__main__ import main
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.matching import Match
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
 from pretrain.objectives.objective import Bound, Moment
-from pretrain.recipe import Phase, every_task, resolve
+from pretrain.recipe import Phase, every_task, resolve, to_json
 from pretrain.schedules import Schedule
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
@@ -29,6 +32,7 @@ from pretrain.training.data import training_batches
 from pretrain.training.opened import restore
 from pretrain.training.run import run
 from pretrain.training.teaching import of_stored
+from tests.data_pipelines.corpora import random_documents, write_corpus
 from tests.pretrain import tiny
 
 MASKED = MaskedLanguageModel("packed-sentences", next_sentence=False, masking=Masking(copies=2))
@@ -141,10 +145,14 @@ def test_a_killed_annotation_goes_on_with_the_same_bytes(sources, tmp_path, monk
             write("killed")
     with pytest.raises(UserError, match=r"^--soft-targets .*killed: lacks 000002/summary.json; write it with `python"):
         SoftTargets(tmp_path / "killed")
+    (tmp_path / "killed/photos.x").mkdir()
+    (tmp_path / "killed/000000.x").touch()
     before = files(written[0]) | files(written[1])
     assert write("killed") == (parts, parts - 2)
     after = {path: found for path, found in files(tmp_path / "killed").items() if path in before}
     assert before == after
+    assert (tmp_path / "killed/photos.x").is_dir()
+    (tmp_path / "killed/000000.x").unlink()
     inside = lambda name: {path.relative_to(tmp_path / name): x for path, (x, _) in files(tmp_path / name).items()}
     assert inside("killed") == inside("whole")
 
@@ -173,16 +181,44 @@ def test_a_student_goes_on_bit_for_bit_and_keeps_its_targets(masked, sources, tm
         run(student(6, tmp_path / "moved"), options("twice", tmp_path / "moved"))
 
 
-def test_a_changed_byte_is_found(masked, tmp_path):
+def test_a_damaged_part_is_found_and_made_again(masked, sources, tmp_path):
     recipe, corpus, out = masked
+    teacher = sources["masked"][2]
     shutil.copytree(out, tmp_path / "damaged")
     file = tmp_path / "damaged/000000/values.npy"
     content = bytearray(file.read_bytes())
     content[-9] ^= 1
     file.write_bytes(content)
     options = tiny.options(corpus, tmp_path / "run", soft_targets=tmp_path / "damaged")
-    with pytest.raises(UserError, match=r"/000000: values.npy is not what was written; delete .*/000000 and start the"):
+    with pytest.raises(UserError, match=r"/000000: values.npy is not what was written; delete .*/000000 and annotate"):
         run(learning(recipe(steps=2), tmp_path / "damaged"), options)
+    checked = Corpus(corpus)
+    checked.soft_targets = SoftTargets(tmp_path / "damaged")
+    (file.parent / "summary.json").unlink()
+    checked.checks.add((-1, str(file.parent)))
+    with pytest.raises(UserError, match="damaged: lacks 000000/summary.json; write it with"):
+        checked.checks.wait()
+    file.write_bytes(b"")
+    assert annotate(recipe(), teacher, Corpus(corpus), tmp_path / "damaged", k=8)[1] == 1
+    assert SoftTargets(tmp_path / "damaged").digest == SoftTargets(out).digest
+
+
+def test_the_folder_is_beside_the_corpus_and_on_this_disk(corpus_path, monkeypatch, capsys):
+    command = lambda corpus, *more: main(["annotate", "bert-tiny", "--teacher", "x", "--corpus", corpus, *more])
+    outs = []
+    monkeypatch.setattr(annotating, "annotate", lambda recipe, source, corpus, out, k: outs.append(out) or (1, 1))
+    monkeypatch.chdir(corpus_path / "tokenizer")
+    assert command("..") == 0
+    monkeypatch.chdir(corpus_path)
+    assert command(".") == 0 and outs == [corpus_path.with_name("corpus-soft-targets")] * 2
+    assert command("gs://b/x") == command(".", "--out", "gs://b/x") == 2
+    run = ["run", "gpt2-tiny", "--corpus", ".", "--workdir", "x", "--soft-targets", "gs://b/x"]
+    assert main(run) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error: --corpus gs://b/x: is not on this disk, so soft targets need a folder; give --out",
+        "error: --out gs://b/x: give a local path",
+        "error: --soft-targets gs://b/x: give a local path",
+    ]
 
 
 def test_what_is_wrong_is_said_in_one_line(masked, sources, corpus_path, bytes_path, tmp_path):
@@ -198,7 +234,21 @@ def test_what_is_wrong_is_said_in_one_line(masked, sources, corpus_path, bytes_p
     assert refused(tiny.electra()).startswith("objective ReplacedTokenDetection: is neither masked nor causal")
     assert refused(bert(), k=196) == "--k 196: must be from 1 to the corpus's 195 tokens"
     assert "its tokenizer gives '!' the id None, but the corpus's 0; prepare the corpus" in refused(bert(), bytes_path)
-    assert refused(bert(), out=out, k=9) == f"--out {out}: has other contents (k differ); give another folder"
+    assert refused(bert(), out=out, k=9) == f"--out {out}: has other contents (other k); give another folder"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        patch.setattr(annotating, "to_json", lambda taught: to_json(taught).replace('"gelu"', '"relu"'))
+        assert "has other contents (other config, dtype, platform); give" in refused(bert(), out=out)
+    with locked(out / "lock", fcntl.LOCK_EX):
+        assert refused(bert(), out=out) == f"--out {out}: another annotate writes here; wait, or give another folder"
+    photo = tmp_path / "000000.photos" / "photo.png"
+    photo.parent.mkdir()
+    photo.touch()
+    assert "holds other files than soft targets; give an empty folder" in refused(bert(), out=tmp_path)
+    assert photo.exists()
+    empty = write_corpus(tmp_path / "empty", [], vocab_size=195, heldout=random_documents(0, 20))
+    shutil.copytree(corpus / "tokenizer", empty / "tokenizer", dirs_exist_ok=True)
+    assert refused(bert(), empty).endswith("empty is empty; prepare more text")
     two = (Phase(0.5, 16, 8), Phase(0.5, 32, 8))
     assert refused(bert(phases=two)).startswith("phases: soft targets are of rows of one length")
     assert not (tmp_path / "new").exists()
