@@ -44,13 +44,13 @@ def looked(
     for length in buckets(lengths, longest=getattr(opened.config, "positions", LONGEST)):
         layout = TaskRows(length, above, ())
         model = plain(opened, layout.spec)
-        apply = jax.jit(lambda params, batch, model=model: look(model, params, batch))
+        apply = jax.jit(look, static_argnums=0)  # which further calls share
         which, above = np.flatnonzero((lengths > above) & (lengths <= length)), length
         size = min(max(1, tokens // length), len(which))
         for first in range(0, len(which), size):
             part = which[first : first + size]
             filled = np.resize(part, size)  # one shape for all batches
-            yield part, np.asarray(apply(opened.params, layout.padded(rows, filled)))[:, : len(part)]
+            yield part, np.asarray(apply(model, opened.params, layout.padded(rows, filled)))[:, : len(part)]
 
 
 def are_special(made: Made, tokens: Sequence[int] | np.ndarray) -> np.ndarray:

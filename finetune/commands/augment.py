@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ from pretrain.options import check_options
 from pretrain.training.opened import Opened, open_model
 
 LONGEST = 512  # tokens of a text in which words are looked for, or as many as the model has positions
-Word = tuple[int, int, bool]  # begin and end in characters, and whether it is one piece, which is known
+RECORDS = 1_000  # whose words are predicted at once
+Word = tuple[int, int, int | None]  # begin and end in characters, and the place of its token if it has one, not unknown
 
 log = logging.getLogger(__name__)
 
@@ -86,67 +87,81 @@ def augmented(options: Augment, found: Sequence[Record]) -> Iterator[Mapping[str
     if alike and alike.vectors is None:
         raise UserError(f"--vectors {options.vectors}: has lists of words; give vectors in word2vec's format")
     opened = open_model(options.model)
-    words, rows = masked(opened, texts)
+    words, rows = split(opened, texts)
     if not any(words):
         raise UserError(f"{options.file}: has no words in {' and '.join(options.text)}; name columns with --text")
     doing("predicting words")
-    guesses = predicted(opened, rows, options.candidates)
-    pieces = {text[a:b]: None for text, of in zip(texts, words, strict=True) for a, b, is_whole in of if not is_whole}
+    predict = predictor(opened, options.candidates)
+    pieces = {text[a:b]: None for text, of in zip(texts, words, strict=True) for a, b, place in of if place is None}
     near = of_vectors(alike, [*pieces], options.candidates) if alike else {}
 
-    def made(row: int, record: Record) -> Iterator[Mapping[str, Any]]:
-        yield record.fields
-        for at, name in enumerate(options.text, len(options.text) * row):
-            text, of = texts[at], words[at]
-            names = [next(guesses) if is_whole else near.get(text[a:b], ()) for a, b, is_whole in of]
-            choices = [pair for pair in zip(of, names, strict=True) if pair[1]]
-            key = noise.key("augment", options.seed, at)
-            for copy in copies(text, choices, key, options.rate, options.copies):
-                yield record.fields | {name: copy}
+    def made(first: int) -> Iterator[Mapping[str, Any]]:
+        end, columns = min(first + RECORDS, len(found)), len(options.text)
+        part = slice(columns * first, columns * end)
+        guesses = predict(masked(opened, words[part], rows[part]))
+        for row in range(first, end):
+            yield found[row].fields
+            for at, name in enumerate(options.text, columns * row):
+                text, of = texts[at], words[at]
+                names = [near.get(text[a:b], ()) if place is None else next(guesses) for a, b, place in of]
+                choices = [pair for pair in zip(of, names, strict=True) if pair[1]]
+                key = noise.key("augment", options.seed, at)
+                for copy in copies(text, choices, key, options.rate, options.copies):
+                    yield found[row].fields | {name: copy}
 
-    return itertools.chain.from_iterable(itertools.starmap(made, enumerate(found)))
+    return itertools.chain.from_iterable(map(made, range(0, len(found), RECORDS)))
 
 
-def masked(opened: Opened, texts: Sequence[str]) -> tuple[list[list[Word]], Rows]:
-    """Return the words of each text, which have a letter or digit, and a row with a mask in place of each whole one.
-    UserError if the model predicts no masks."""
+def split(opened: Opened, texts: Sequence[str]) -> tuple[list[list[Word]], list[Row]]:
+    """Return the words of each text, which have a letter or digit, and its row. UserError if the model predicts no
+    masks."""
     made, encoder, special = opened.tokenizer, Encoder(opened.tokenizer.tokenizer), opened.tokenizer.special
     if not fills(opened.module) or "mask" not in special or encoder.word_starts is None:
         raise UserError(f"--model {opened.source}: does not predict masked words; give a BERT or the like")
     made.tokenizer.enable_truncation(min(LONGEST, getattr(opened.config, "positions", LONGEST)))
-    words, tokens, types = [[] for _ in texts], [], []
+    words, rows = [[] for _ in texts], []
     for text, of_text in zip(texts, words, strict=True):
         one = made.tokenizer.post_process(encoder.tokenizer.encode(text, add_special_tokens=False))
         ids, offsets, of = one.ids, one.offsets, one.word_ids
+        rows.append(Row(np.array(ids, np.int32), np.array(one.type_ids, np.int32)))
         pieces = [[*group] for word, group in itertools.groupby(range(len(of)), of.__getitem__) if word is not None]
         for group in pieces[:-1] if one.overflowing else pieces:  # the last one may be cut
             begin, end = offsets[group[0]][0], offsets[group[-1]][1]
             begin += len(text[begin:end]) - len(text[begin:end].lstrip())  # some tokenizers count the space before
             if any(map(str.isalnum, text[begin:end])):
                 is_whole = len(group) == 1 and ids[group[0]] != special.get("unk")
-                of_text.append((begin, end, is_whole))
-                tokens += [[*ids[: group[0]], special["mask"], *ids[group[0] + 1 :]]] * is_whole
-                types += [one.type_ids] * is_whole
-    return words, joined([Row(*pair) for pair in zip(tokens, types, strict=True)])
+                of_text.append((begin, end, group[0] if is_whole else None))
+    return words, rows
 
 
-def predicted(opened: Opened, rows: Rows, number: int) -> Iterator[list[str]]:
-    """Return the `number` most probable words for the mask of each row."""
+def masked(opened: Opened, words: Sequence[list[Word]], rows: Sequence[Row]) -> Rows:
+    """Return a row with a mask in place of each word that is one token."""
+    pairs = [(row, place) for of, row in zip(words, rows, strict=True) for *_, place in of if place is not None]
+    at, mask = (lambda row, place: np.arange(len(row.tokens)) == place), opened.tokenizer.special["mask"]
+    return joined([row._replace(tokens=np.where(at(row, place), mask, row.tokens)) for row, place in pairs])
+
+
+def predictor(opened: Opened, number: int) -> Callable[[Rows], Iterator[list[str]]]:
+    """Return the function that predicts the `number` most probable words for the mask of each row."""
     tokenizer, mask = opened.tokenizer.tokenizer, opened.tokenizer.special["mask"]
     starts = Encoder(tokenizer).word_starts
     names = [name.strip() for name in tokenizer.decode_batch([[token] for token in range(len(starts))])]
     ids = np.flatnonzero(starts & [name[:1].isalnum() for name in names])
-    found = np.zeros((len(rows), min(number, len(ids))), np.int32)
+    number = min(number, len(ids))
 
     def best(model, params, batch):
         slots = (batch["tokens"] == mask).argmax(1)[:, None]
         scores = log_probabilities(model, params, inputs_of(model, batch), slots)
-        return jax.lax.top_k(scores[:, ids], found.shape[1])[1][None]
+        return jax.lax.top_k(scores[:, ids], number)[1][None]
 
-    for which, (tops,) in looked(opened, rows, best) if len(rows) else ():
-        found[which] = tops
-    # In the order of the vocabulary, since rounding differs between batches of other sizes
-    return ([names[ids[at]] for at in row] for row in np.sort(found, axis=1))
+    def predict(rows: Rows) -> Iterator[list[str]]:
+        found = np.zeros((len(rows), number), np.int32)
+        for which, (tops,) in looked(opened, rows, best) if len(rows) else ():
+            found[which] = tops
+        # In the order of the vocabulary, since rounding differs between batches of other sizes
+        return ([names[ids[at]] for at in row] for row in np.sort(found, axis=1))
+
+    return predict
 
 
 def of_vectors(alike: similar_words.Alike, words: Sequence[str], number: int) -> dict[str, list[str]]:

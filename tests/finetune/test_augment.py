@@ -101,7 +101,8 @@ def test_words_of_one_piece_become_what_is_most_probable_at_their_place(begun, f
 
 def test_the_same_seed_makes_the_same_file_whatever_the_batches(begun, file, monkeypatch):
     made = {}
-    for name, tokens, seed in (("a", 1 << 12, 0), ("b", 24, 0), ("c", 1 << 12, 1)):
+    for name, tokens, seed, at_once in (("a", 1 << 12, 0, 1000), ("b", 24, 0, 2), ("c", 1 << 12, 1, 1000)):
+        monkeypatch.setattr(augment, "RECORDS", at_once)
         monkeypatch.setattr(augment, "looked", partial(looked, tokens=tokens))
         _, out = run(begun, file, f"{name}.jsonl", "--seed", seed)
         made[name] = out.read_bytes()
