@@ -56,11 +56,14 @@ class SoftTargets:
         except (FileNotFoundError, NotADirectoryError):
             raise self.lacks("manifest.json") from None
         except (ValueError, KeyError, TypeError):
-            raise self.wrong("manifest.json is damaged; annotate again, into a new folder") from None
+            raise self.damaged() from None
         self.digest = hashlib.sha256(json.dumps(written).encode()).hexdigest()[:16]
 
     def wrong(self, what: str) -> UserError:
         return UserError(f"--soft-targets {self.path}: {what}")
+
+    def damaged(self) -> UserError:
+        return self.wrong("manifest.json is none of `annotate`, or damaged; annotate again, into a new folder")
 
     def lacks(self, name: str) -> UserError:
         return self.wrong(f"lacks {name}; write it with `python -m pretrain annotate`")
@@ -75,9 +78,13 @@ class SoftTargets:
     def check(self, examples: RowExamples) -> None:
         """Raise UserError unless these are of the rows of these examples."""
         had, wanted = self.manifest["settings"], settings_of(examples)
+        if had["corpus"] != wanted["corpus"]:
+            raise self.wrong("is of another corpus; annotate this one")
         pairs = ((name, had.get(name), wanted.get(name)) for name in had | wanted)
         if changed := [f"{name}: {old} -> {new}" for name, old, new in pairs if old != new]:
             raise self.wrong(f"is of other rows ({'; '.join(changed)}); give the old values, or annotate again")
+        if len(self.parts) != self.manifest["copies"] * -(-examples.number // self.manifest["rows"]):
+            raise self.damaged()
 
     def read(self, copy: np.ndarray | int, number: np.ndarray) -> tuple[np.ndarray, list[Path]]:
         """Read what is stored of examples in their copies, int64 [n] -> (values [n, places], the parts they are in)."""

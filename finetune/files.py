@@ -3,6 +3,7 @@
 import csv
 import json
 import logging
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -49,10 +50,14 @@ def records(file: Path, columns: Mapping[str, str]) -> list[Record]:
 
 
 def as_text(record: Record, name: str, value: Any) -> str:
-    """Return the value of a field, or an item of its list, as text. UserError if missing, a list or an object."""
+    """Return the value of a field, or an item of its list, as text. UserError if missing, a list, an object, or half of
+    a character, which JSON can escape."""
     if value is None or value != value or isinstance(value, list | dict):
         raise UserError(f"{record.where}: {name}={value!r} is not a text; correct it")
-    return str(value)
+    text = str(value)
+    if re.search("[\ud800-\udfff]", text):
+        raise UserError(f"{record.where}: {name} has a lone surrogate, which is no character; correct it")
+    return text
 
 
 def tell(told: Told) -> None:

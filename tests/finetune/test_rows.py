@@ -140,6 +140,8 @@ def test_what_is_no_number_is_missing_and_a_list_is_no_text(tmp_path):
     for value in (None, float("nan"), ["a"], {"a": 1}):
         with pytest.raises(UserError, match="line 1: text=.* is not a text; correct it"):
             as_text(record, "text", value)
+    with pytest.raises(UserError, match="line 1: text has a lone surrogate, which is no character; correct it"):
+        as_text(record, "text", "\ud83d the")
 
 
 def test_a_text_in_quotes_may_be_long(tmp_path):

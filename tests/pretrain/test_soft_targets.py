@@ -2,6 +2,7 @@
 
 import dataclasses
 import fcntl
+import json
 import pickle
 import shutil
 
@@ -269,7 +270,10 @@ def test_what_is_wrong_is_said_in_one_line(masked, sources, corpus_path, bytes_p
     foreign = shutil.copytree(out, tmp_path / "foreign")
     manifest = (foreign / "manifest.json").read_text()
     (foreign / "manifest.json").write_text(manifest.replace('"corpus": "', '"corpus": "0'))
-    assert "is of other rows (corpus: 0" in unread(learning(bert(), foreign), soft_targets=foreign)
+    assert "is of another corpus; annotate this one" in unread(learning(bert(), foreign), soft_targets=foreign)
+    rows = json.loads(manifest)["rows"]
+    (foreign / "manifest.json").write_text(manifest.replace(f'"rows": {rows}', '"rows": 1'))
+    assert "manifest.json is none of `annotate`, or damaged" in unread(learning(bert(), out), soft_targets=foreign)
     assert unread(learning(bert(), out), soft_targets=None).startswith(
         "--soft-targets: the recipe learns from them; give"
     )
