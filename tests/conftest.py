@@ -85,7 +85,8 @@ def with_initial_weights_that_compile_soon():
     """Also of mean 0 and variance 1, but a hash of each place and the key: sums of four bytes, no twenty rounds and no
     inverse of the error function for each parameter."""
 
-    def normal(key, shape=(), dtype=jnp.float32, **_):
+    @functools.partial(jax.jit, static_argnames=("shape", "dtype"))  # traced once for all arrays of a shape
+    def drawn(key, shape, dtype):
         first, second = jax.random.key_data(key)
         places = jax.lax.iota(np.uint32, math.prod(shape))
         bits = (places * np.uint32(0x9E3779B9) ^ first) * np.uint32(0x85EBCA6B) ^ second
@@ -94,6 +95,9 @@ def with_initial_weights_that_compile_soon():
         bits ^= bits >> 15
         four = sum((bits >> 8 * byte & 255).astype(np.float32) for byte in range(4))
         return ((four - 510) / 147.8).astype(dtype).reshape(shape)
+
+    def normal(key, shape=(), dtype=jnp.float32, **_):
+        return drawn(key, shape, dtype)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jax.random.normal", normal)
