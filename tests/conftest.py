@@ -4,17 +4,14 @@ import dataclasses
 import functools
 import gc
 import io
-import math
 import os
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
 import pytest
 from jax._src.interpreters import mlir
-from jax._src.lib import xla_client
 from rich.console import Console
 
 from data_pipelines.prepare.command import prepare
@@ -46,7 +43,6 @@ def pytest_configure(config):
     gc.set_threshold(100_000, 50, 1000)  # to look through all that was imported and traced takes an eighth of the time
     keep_programs_whole()
     mlir.make_ir_context = functools.cache(mlir.make_ir_context)  # to lower a small program is mostly to make one
-    xla_client.Traceback.enabled = False  # no operation notes the lines that asked for it: a sixth of the time to trace
 
 
 def pytest_collection_modifyitems(items):
@@ -55,19 +51,23 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_runtest_setup(item):
-    """A test that patches something traces its programs itself, with that."""
-    global patched
-    patched = "monkeypatch" in item.fixturenames
+    """A test that patches something traces its programs itself, with that or without."""
+    if "monkeypatch" in item.fixturenames:
+        PLACED.clear()
+
+
+pytest_runtest_call = pytest_runtest_setup  # also not those of the runs that its fixtures made
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """After a file, let go of what complains as it goes, such as Orbax's failed reads: not in the output of another's
-    tests. And of all that is compiled, when it has grown: all files' programs together take several GB."""
-    if nextitem is None or nextitem.path != item.path:
-        if psutil.Process().memory_info().rss > 4e9:
-            PLACED.clear()
-            jax.clear_caches()
-            mlir.make_ir_context.cache_clear()
+    """After a file, let go of what it compiled: all files' programs together take several GB. And of what complains as
+    it goes, such as Orbax's failed reads: not in the output of another's tests."""
+    of_another_file = nextitem is None or nextitem.path != item.path
+    if of_another_file or "monkeypatch" in item.fixturenames:
+        PLACED.clear()
+    if of_another_file:
+        jax.clear_caches()
+        mlir.make_ir_context.cache_clear()
         gc.collect(1)
 
 
@@ -78,44 +78,6 @@ def without_samples_and_curves():
         patch.setattr("pretrain.training.loop.sample", lambda *_: None)
         patch.setattr("pretrain.commands.model_card.draw_curves", lambda run, file: file.touch())
         yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def with_initial_weights_that_compile_soon():
-    """Also of mean 0 and variance 1, but a hash of each place and the key: sums of four bytes, no twenty rounds and no
-    inverse of the error function for each parameter."""
-
-    @functools.partial(jax.jit, static_argnames=("shape", "dtype"))  # traced once for all arrays of a shape
-    def drawn(key, shape, dtype):
-        first, second = jax.random.key_data(key)
-        places = jax.lax.iota(np.uint32, math.prod(shape))
-        bits = (places * np.uint32(0x9E3779B9) ^ first) * np.uint32(0x85EBCA6B) ^ second
-        bits = (bits ^ bits >> 15) * np.uint32(0x2C1B3C6D)
-        bits = (bits ^ bits >> 12) * np.uint32(0x297A2D39)
-        bits ^= bits >> 15
-        four = sum((bits >> 8 * byte & 255).astype(np.float32) for byte in range(4))
-        return ((four - 510) / 147.8).astype(dtype).reshape(shape)
-
-    def normal(key, shape=(), dtype=jnp.float32, **_):
-        return drawn(key, shape, dtype)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jax.random.normal", normal)
-        patch.setattr("jax._src.random.normal", normal)
-        yield
-
-
-NORMAL = jax.random.normal
-
-
-@pytest.fixture
-def initial_weights_of_processes(monkeypatch):
-    """For tests that compare runs of this process with those of started ones, which draw what users have."""
-    jax.clear_caches()
-    monkeypatch.setattr("jax.random.normal", NORMAL)
-    monkeypatch.setattr("jax._src.random.normal", NORMAL)
-    yield
-    jax.clear_caches()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -133,16 +95,13 @@ def with_checksums_by_numpy():
 
 
 PLACED: dict[tuple, Placed] = {}
-patched = False
 
 
 @pytest.fixture(scope="session", autouse=True)
 def with_programs_of_earlier_runs():
-    """What a run has compiled, later ones take, as runs of a suite do; `test_kills` compiles anew."""
+    """What a run has compiled, later ones of its test file take, as runs of a suite do; `test_kills` compiles anew."""
 
     def placed(recipe, how, *machine):
-        if patched:
-            return place(recipe, how, *machine)
         options = [getattr(how, field.name) for field in dataclasses.fields(How)]
         key = (same_programs(recipe), *options, *map(str, machine))
         PLACED[key] = PLACED[key].of(recipe) if key in PLACED else place(recipe, how, *machine)

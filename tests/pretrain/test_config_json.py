@@ -50,7 +50,7 @@ def _said(tmp_path, family, **changes):
         ("albert", {"position_embedding_type": "relative_key"}, "='relative_key', but needs 'absolute'"),
         ("bigbird", {"attention_type": "other"}, "model.pattern.name='other': use one of"),
         ("distilbert", {"sinusoidal_pos_embds": True}, "sinusoidal_pos_embds=True, but needs False"),
-        ("gpt", {"afn": "silu"}, "model.activation='silu': use one of .*; give another"),
+        ("gpt", {"afn": "silu"}, "model.activation='silu': use one of .*; mend it"),
         ("gpt2", {"embd_pdrop": 0.3, "resid_pdrop": 0.0}, "resid_pdrop=0.0 and model.dropout=0.3"),
         ("longformer", {"attention_window": None}, "windows.0=None: must be a whole number"),
         ("longformer", {"attention_window": 7}, r"model.pattern.windows=\[7\]: must be even"),

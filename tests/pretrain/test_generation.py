@@ -305,7 +305,8 @@ def test_models_that_fill_masks_are_those_whose_tokens_do_not_see_themselves():
 
 def test_positions_that_no_row_had_are_said(caplog, tmp_path):
     recipe = tiny.gpt2(phases=(Phase(0.5, 16, 8), Phase(0.5, 32, 8)))
-    (tmp_path / "run.json").write_text(json.dumps({"corpus": "", "fingerprint": "", "init_from": None}))
+    about = dict.fromkeys(("identity", "corpus", "fingerprint"), "") | {"init_heads_anew": False, "versions": {}}
+    (tmp_path / "run.json").write_text(json.dumps(about | {"init_from": None}))
     for phase, length, said in (0, 16, ""), (0, 17, "positions 16 to 16"), (1, 32, ""), (1, 64, "positions 32 to 63"):
         caplog.clear()
         run = Restored(assemble(recipe), 5, phase, {}, {}, None, [])

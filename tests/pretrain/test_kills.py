@@ -83,7 +83,6 @@ def figures(workdir):
     return [(entry["kind"], entry["step"], entry["loss"]) for entry in entries]
 
 
-@pytest.mark.usefixtures("initial_weights_of_processes")
 def test_a_run_that_is_stopped_and_killed_ends_as_if_nothing_had_happened(training, tmp_path, capsys):
     workdir, whole = tmp_path / "run", tmp_path / "whole"
     at_first = training(workdir, "--checkpoint-every", 1000, "--workers", 1)

@@ -136,7 +136,6 @@ def check_like_one(workdir, recipe, corpus, folder):
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4), ended, alone)
 
 
-@pytest.mark.usefixtures("initial_weights_of_processes")
 def test_one_process_goes_on_and_all_losses_are_those_of_one_device(stopped, recipe, corpus_path, tmp_path, capsys):
     workdir = tmp_path / "run"
     shutil.copytree(stopped[0], workdir)
