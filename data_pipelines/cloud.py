@@ -157,8 +157,10 @@ def _refused_step(bucket: str, what: str, role: str, error: Exception) -> str | 
 
 @contextlib.contextmanager
 def cloud_errors(setting: str, why: Callable[[Exception], str | None] | None = None) -> Iterator[None]:
-    """Turn a storage's refusal into a UserError that begins with the setting, such as '--corpus gs://B/C'.   why:
-    returns the reason and the cure, or None for an error of another kind; default: `refusal`."""
+    """Turn a storage's refusal into a UserError that begins with the setting, such as '--corpus gs://B/C'.
+
+    why: returns the reason and the cure, or None for an error of another kind; default: `refusal`.
+    """
     try:
         yield
     except Exception as error:

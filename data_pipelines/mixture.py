@@ -105,8 +105,10 @@ def counts(weights: tuple[int, ...], rows: int) -> tuple[int, ...]:
 
 
 class Mixture(Batches):
-    """Batches of several sources of the same batch size and order, with a seed.   sources: name -> examples. weights:
-    whole numbers, in proportion to the sources' rates."""
+    """Batches of several sources of the same batch size and order, with a seed.
+
+    sources: name -> examples. weights: whole numbers, in proportion to the sources' rates.
+    """
 
     def __init__(self, sources: Mapping[str, RowExamples | StreamExamples], weights: tuple[int, ...], seed: int):
         self.sources, self.weights, self.seed = dict(sources), weights, seed

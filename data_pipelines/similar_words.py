@@ -45,9 +45,11 @@ class SimilarWords:
         self.first = np.cumsum(number) - number  # of the hashes that begin with so many bits: where they are in words
 
     def of(self, tokens: np.ndarray, starts: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Choose a similar word for each word.   tokens: int32, those of all words, one word after the other.   starts:
-        int64 [n], where each word begins. draws: uint32 [n].   Returns (tokens of the similar words, bool: whether a
-        token's word has any; else its own stay)."""
+        """Choose a similar word for each word.
+
+        tokens: int32, those of all words, one word after the other.   starts: int64 [n], where each word begins. draws:
+        uint32 [n].   Returns (tokens of the similar words, bool: whether a token's word has any; else its own stay).
+        """
         sizes = np.diff(starts, append=len(tokens))
         hashes = hashed(tokens, starts, sizes)
         at = self.first[hashes >> self.shift]

@@ -67,9 +67,12 @@ class Optimizer:
 def transformation(
     optimizer: Optimizer, table: list[Parameter], vocab_size: int, compute: DTypeLike = jnp.float32
 ) -> optax.GradientTransformation:
-    """Build the transformation of gradients into update directions, without the learning rate.   table: exactly the
-    trained parameters.   vocab_size: rows of token tables without padding.   compute: dtype of Muon's matrix products.
-    `update` also takes finite: bool[]; if it is False, the state does not change and the direction is meaningless."""
+    """Build the transformation of gradients into update directions, without the learning rate.
+
+    table: exactly the trained parameters.   vocab_size: rows of token tables without padding.   compute: dtype of
+    Muon's matrix products. `update` also takes finite: bool[]; if it is False, the state does not change and the
+    direction is meaningless.
+    """
     decayed = nest({parameter.path: decays(parameter) for parameter in table})
     decay = optax.add_decayed_weights(optimizer.decay, decayed)
     by_depth = [_scale_by_depth(table, optimizer.layer_decay)] if optimizer.layer_decay != 1.0 else []
@@ -273,9 +276,11 @@ def _numbers(parameter: Parameter, rows: int) -> np.ndarray:
 
 
 class FactoredSquares(NamedTuple):
-    """Running means of squared gradients.   rows: means over the last axis of each matrix of each layer [..., n, 1];
-    for vectors, the means of each element.   columns: means over the second-to-last axis [..., 1, m]; unused for
-    vectors, [..., 1].   count: i32[], steps."""
+    """Running means of squared gradients.
+
+    rows: means over the last axis of each matrix of each layer [..., n, 1]; for vectors, the means of each element.
+    columns: means over the second-to-last axis [..., 1, m]; unused for vectors, [..., 1].   count: i32[], steps.
+    """
 
     count: Array
     rows: Params

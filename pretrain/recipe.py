@@ -123,9 +123,11 @@ def rate_after(recipe: Recipe, step: int) -> float:
 
 
 def extended(recipe: Recipe, done: int, steps: int, kind: str) -> Recipe:
-    """Extend a recipe to `steps` steps: a new phase like the last one follows the steps that are `done`.   kind:
-    'constant' keeps the current learning rate; 'decay' lowers it linearly to `final` x peak. The rate starts at `LEAST`
-    x peak or more: at 0 a run would learn nothing. UserError if the last phase has not begun."""
+    """Extend a recipe to `steps` steps: a new phase like the last one follows the steps that are `done`.
+
+    kind: 'constant' keeps the current learning rate; 'decay' lowers it linearly to `final` x peak. The rate starts at
+    `LEAST` x peak or more: at 0 a run would learn nothing. UserError if the last phase has not begun.
+    """
     last, begins = recipe.phases[-1], [0, *boundaries(recipe)]
     if phase_after(recipe, done) + 1 < len(recipe.phases):
         raise UserError(f"--extend {kind}: after {done} steps the last phase has not begun; train until it has")

@@ -52,8 +52,10 @@ class Schedule:
 
 class Numbers(NamedTuple):
     """A schedule's numbers, f32[] each, as arguments of a compiled step, so that changing them needs no new program.
+
     begin: step of the run at which the schedule starts.   warmup: updates of warmup.   falls_after: updates before the
-    rate falls.   fall: updates in which it falls.   final: rate at the end, as a share of the peak; lost: 1 - final."""
+    rate falls.   fall: updates in which it falls.   final: rate at the end, as a share of the peak; lost: 1 - final.
+    """
 
     peak: np.float32
     begin: np.float32

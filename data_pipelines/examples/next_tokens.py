@@ -129,9 +129,12 @@ class ContiguousStreams(NextTokens, StreamLayout):
 
 
 class StridesPlan(NamedTuple):
-    """The documents of a part in stored order.   offsets, sizes: each document's first token, and its number of tokens.
-    rows: int64 [documents + 1], rows before each document.   prefixes: int32 [documents], the token of each document's
-    value; None if there is none.   number: of rows."""
+    """The documents of a part in stored order.
+
+    offsets, sizes: each document's first token, and its number of tokens.   rows: int64 [documents + 1], rows before
+    each document.   prefixes: int32 [documents], the token of each document's value; None if there is none.
+    number: of rows.
+    """
 
     part: Any
     split: str

@@ -161,8 +161,10 @@ def several(places: np.ndarray, begins: np.ndarray) -> int:
 
 def mark(word_starts: np.ndarray, encoded: Encoded, begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return where words begin, bool [tokens]: as `word_starts` says outside a segmenter's words; in them the token
-    with which a word begins does, and no other. A token of two words makes them one.   encoded: of texts whose places
-    are their `edges`, counts i64 [texts] of them.   begins: bool, as `edges` returns."""
+    with which a word begins does, and no other. A token of two words makes them one.
+
+    encoded: of texts whose places are their `edges`, counts i64 [texts] of them.   begins: bool, as `edges` returns.
+    """
     size = len(word_starts)
     end = np.cumsum(encoded.lengths)
     at, end = np.repeat(end - encoded.lengths, counts) + encoded.ended, np.repeat(end, counts)

@@ -41,9 +41,12 @@ class Question(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A row of a question.   tokens, types: i32[n].   offsets: i32[n, 2], begin and end of passage tokens in
-    the passage, NONE for other tokens.   example: index of the question.   place: the token that stands for no answer.
-    start, end: first and last token of the answer, NONE if unknown.   asked: positions of the question's tokens."""
+    """A row of a question.
+
+    tokens, types: i32[n].   offsets: i32[n, 2], begin and end of passage tokens in the passage, NONE for other tokens.
+    example: index of the question.   place: the token that stands for no answer.   start, end: first and last token of
+    the answer, NONE if unknown.   asked: positions of the question's tokens.
+    """
 
     tokens: np.ndarray
     types: np.ndarray

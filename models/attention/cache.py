@@ -73,8 +73,10 @@ def _put_token(places: Array, new: Array, filled: Array) -> Array:
 
 def seen(segments: Array, new: Array, filled: Array, bias: Array | None = None) -> Mask:
     """Return the mask of new tokens, which see earlier tokens and themselves.
+
     segments: i32[batch, places], of the cache with the new tokens.   new: i32[batch, n], segments of the new tokens,
-    which stand after `filled` others.   bias: as in `Mask`."""
+    which stand after `filled` others.   bias: as in `Mask`.
+    """
     new_places = filled + jnp.arange(new.shape[1])
     ranks, thresholds = jnp.arange(segments.shape[1]), new_places + 1
     spread = lambda numbers, like: jnp.broadcast_to(numbers, like.shape)

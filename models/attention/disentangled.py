@@ -137,8 +137,10 @@ def _mixed(scores: Array, seen: Array, v: Array, rate: float, noise: Noise) -> A
 
 def attend_row(q: Array, context: Context, mask: Mask, buckets: Buckets, *, dropout_rate: float, noise: Noise) -> Array:
     """Attend within segments of whole rows -> like q [batch, length, heads, head_dim], a block of queries at a time.
+
     q, context: any float dtype; softmax in float32.   mask: segments alone.   dropout_rate: on the probabilities, drawn
-    from `noise` (u32[batch, 2] or None)."""
+    from `noise` (u32[batch, 2] or None).
+    """
     length, block = q.shape[1], min(BLOCK, q.shape[1])
     blocks = -(-length // block)
     beyond = (0, 0), (0, blocks * block - length)

@@ -100,8 +100,10 @@ def drawn(x: Array, blocks: Blocks, part: Part) -> Array:
 
 def combined(top: Array, total: Array, mixed: Array, part: Part) -> tuple[Array, Array, Array]:
     """Combine the devices' partial softmax sums, each over its own keys, into the sums over all keys of the row.
+
     top: [..., 1], the largest score.   total: [..., 1], the sum of exp(score - top).   mixed: [..., head_dim], the sum
-    of values with these weights."""
+    of values with these weights.
+    """
     if part.axis is None:
         return top, total, mixed
     most = jax.lax.pmax(jax.lax.stop_gradient(top), part.axis)

@@ -67,7 +67,9 @@ def encode(
 ) -> Array:
     """Run embedded f32[batch, length, embedding] through an encoder's layers -> [batch, length, width], or only the
     positions `slots` i32[batch, n].
-    config: an `EncoderConfig`.   layer: unbound, by default a `TransformerLayer`."""
+
+    config: an `EncoderConfig`.   layer: unbound, by default a `TransformerLayer`.
+    """
     sizes, depth = layer_sizes(config), config.depth
     x = dropout(embedded, sizes.dropout, site(noise, 0)).astype(program.compute)
     if config.projects:

@@ -18,8 +18,11 @@ CRF = "crf"  # the name of the head
 
 
 class Transitions(NamedTuple):
-    """Scores of a path's transitions.   start, end: f32[labels], of the first and the last label.   between:
-    f32[labels, labels], from a label to the next one."""
+    """Scores of a path's transitions.
+
+    start, end: f32[labels], of the first and the last label.   between: f32[labels, labels], from a label to the next
+    one.
+    """
 
     start: Array
     end: Array

@@ -36,8 +36,10 @@ class SpanBoundary(nn.Module):
     @nn.compact
     def __call__(self, left: Array, table: Array, right: Array | None = None, places: Array | None = None) -> Array:
         """Return logits f32[rows * n, padded] of tokens at places i32[rows, n], from 0 on, of their spans.
+
         left, right: [rows, n, width], the hidden states before and after each token's span; without `right`, for
-        initialisation, the same one.   table: f32[padded, features], the token embeddings."""
+        initialisation, the same one.   table: f32[padded, features], the token embeddings.
+        """
         right = left if right is None else right
         places = jnp.zeros(left.shape[:2], jnp.int32) if places is None else places
         positions = parameter(self, "positions", nn.initializers.normal(self.init_std), (PLACES, self.width))

@@ -57,8 +57,10 @@ def stacked_parameters(
     prefix: str, names: Mapping[str, str], hf: Mapping[str, str], biased: bool = True
 ) -> list[Parameter]:
     """Return the table rows of a stack of layers.
+
     names: path of a norm or dense layer, below the prefix -> its name in Hugging Face's layer.   hf: checkpoint part ->
-    the name of a layer there.   biased: whether they have biases."""
+    the name of a layer there.   biased: whether they have biases.
+    """
     rows = []
     for path, name in names.items():
         axes = LAYERS, *_AXES[re.split("[/_]", path)[-1]]

@@ -29,8 +29,10 @@ CACHE = Path.home() / ".cache" / "pretrain-plans"
 def parse_recipe(
     arguments: Sequence[str], options: type[Options], usage: str, purpose: str
 ) -> tuple["Recipe", Options]:
-    """Parse a recipe's name, or --recipe FILE, then its fields and a command's options -> (recipe, options).   usage:
-    an example, 'python -m PROGRAM COMMAND RECIPE ...'.   purpose: text for --help, with {} for the recipe."""
+    """Parse a recipe's name, or --recipe FILE, then its fields and a command's options -> (recipe, options).
+
+    usage: an example, 'python -m PROGRAM COMMAND RECIPE ...'.   purpose: text for --help, with {} for the recipe.
+    """
     program = " ".join(usage.split()[:4])
     name, *rest = arguments or [""]
     file = rest[0] if name == "--recipe" and rest else name

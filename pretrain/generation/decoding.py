@@ -135,8 +135,10 @@ def fill(
     model: nn.Module, params: Params, row: list[int], mask: int, length: int, number: int, global_tokens: int = 0
 ) -> list[list[tuple[int, float]]]:
     """Predict each mask of a row, while the other masks stay: `number` pairs (token, probability) each, best first.
+
     length: of the model's training rows, to which the row is padded.   global_tokens: number of global tokens: the
-    row's first token, then separators.   UserError if the masks cannot be filled."""
+    row's first token, then separators.   UserError if the masks cannot be filled.
+    """
     if len(row) > length:
         raise UserError(f"the prompt's {len(row)} tokens exceed the model's rows of {length}; shorten the prompt")
     if not 1 <= number <= model.config.vocab_size:

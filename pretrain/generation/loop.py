@@ -28,8 +28,11 @@ NOTHING = -1  # token of empty places
 
 
 class Texts(NamedTuple):
-    """Rows being generated.   tokens: i32[rows, max_tokens], the first `written` valid.   done: bool[rows].   lengths:
-    i32[rows], with the prompt.   read: the model's state after all but the last token."""
+    """Rows being generated.
+
+    tokens: i32[rows, max_tokens], the first `written` valid.   done: bool[rows].   lengths: i32[rows], with the prompt.
+    read: the model's state after all but the last token.
+    """
 
     tokens: Array
     written: Array
@@ -88,9 +91,11 @@ def first_texts(model: nn.Module, tokens: Array, segments: Array) -> tuple[Array
 def write_texts(
     decoding: Decoding, first: tuple[Array, Any], following: Callable, tokens: Array, segments: Array, noise: Array
 ) -> Array:
-    """Generate texts i32[rows, max_tokens] after left-padded ones, tokens and segments i32[rows, places].   first:
-    (logits f32[rows, vocab] after the given texts, state).   following: (next token i32[rows, 1], lengths i32[rows] of
-    the texts before it, state) -> (logits, state) after it."""
+    """Generate texts i32[rows, max_tokens] after left-padded ones, tokens and segments i32[rows, places].
+
+    first: (logits f32[rows, vocab] after the given texts, state).   following: (next token i32[rows, 1], lengths
+    i32[rows] of the texts before it, state) -> (logits, state) after it.
+    """
     stop = jnp.array(decoding.stop, jnp.int32)
 
     def add(texts: Texts, logits: Array) -> Texts:

@@ -134,5 +134,7 @@ class Permutable(Remembering, Protocol):
     def query(
         self, inputs: Inputs, memory: Memory, slots: Array, reuse: int | None = None, noise: Noise = None
     ) -> tuple[Array, Memory]:
-        """Return (hidden [rows, n, width] at slots i32[rows, n], the new memory, as long as the old one).   reuse:
-        number of leading positions to remember; None for all."""
+        """Return (hidden [rows, n, width] at slots i32[rows, n], the new memory, as long as the old one).
+
+        reuse: number of leading positions to remember; None for all.
+        """

@@ -72,8 +72,10 @@ class ReplacedTokenDetection(Objective):
 
 
 def sample(logits: Array, keys: Array, shape: tuple[int, int]) -> Array:
-    """Sample one token per prediction from softmax(logits), by the Gumbel-max trick, without a gradient.   logits:
-    f32[batch * n, vocab]; keys: u32[batch, 2]; shape: (batch, n) -> i32[batch, n]."""
+    """Sample one token per prediction from softmax(logits), by the Gumbel-max trick, without a gradient.
+
+    logits: f32[batch * n, vocab]; keys: u32[batch, 2]; shape: (batch, n) -> i32[batch, n].
+    """
     batch, n = shape
     logits = jax.lax.stop_gradient(logits).reshape(batch, n, -1)
     noisy = logits + gumbel(keys, (n, logits.shape[-1]))
@@ -99,9 +101,11 @@ def score_histograms(logits: Array, labels: Array, weights: Array) -> dict[str, 
 
 
 def detection_report(counts) -> dict[str, float]:
-    """Compute metrics of detecting label 1 ('replaced') by high scores, with baselines.   base_rate: share of label 1,
-    the average precision of random scores.   base_rate_entropy: loss in nats of always predicting the base rate.
-    always_f1: F1 of always predicting 'replaced'."""
+    """Compute metrics of detecting label 1 ('replaced') by high scores, with baselines.
+
+    base_rate: share of label 1, the average precision of random scores.   base_rate_entropy: loss in nats of always
+    predicting the base rate. always_f1: F1 of always predicting 'replaced'.
+    """
     negative, positive = (np.asarray(counts[name], np.float64)[::-1] for name in LABELS)  # from the highest score down
     negatives, positives = negative.sum(), positive.sum()
     if not (negatives and positives):

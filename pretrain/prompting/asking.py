@@ -33,8 +33,10 @@ def hidden_states(
     model: nn.Module, params: Params, texts: Sequence[np.ndarray], mesh: Mesh
 ) -> Iterator[tuple[list[int], Array]]:
     """Yield (indices of texts, their hidden states [rows, length, width] in a causal decoder, on the mesh, padded at
-    the end of rows and batch), the longest texts first, so that a lack of memory shows at once.   texts: i32[tokens]
-    each, at most as many as the model has positions.   params: on the mesh."""
+    the end of rows and batch), the longest texts first, so that a lack of memory shows at once.
+
+    texts: i32[tokens] each, at most as many as the model has positions.   params: on the mesh.
+    """
 
     def decode(params: Params, inputs: Inputs) -> Array:
         with placed_by(activation_rules(mesh)), matmul_precision(model.program.dtype):

@@ -50,9 +50,12 @@ def _recipe(
     short: float,
     *later: tuple[float, int, Schedule],
 ) -> Recipe:
-    """Make a recipe; numbers of tokens are in billions.   decay: at the peak rate.   rows: of the first batches, of
-    full ones, of long ones.   growth: tokens until batches are full.   warmup: tokens of warm-up.   short: tokens in
-    short rows at the peak rate.   later: (tokens, length, schedule) of each phase after these."""
+    """Make a recipe; numbers of tokens are in billions.
+
+    decay: at the peak rate.   rows: of the first batches, of full ones, of long ones.   growth: tokens until batches
+    are full.   warmup: tokens of warm-up.   short: tokens in short rows at the peak rate.   later: (tokens, length,
+    schedule) of each phase after these.
+    """
     first, full, of_long = rows
     sizes = [first + number * (full - first) // GROWING for number in range(GROWING)]
     each = round(growth * 1e9 / SHORT / sum(sizes))

@@ -30,9 +30,11 @@ SMALL = 1e-15  # added to norms, which may be 0
 
 
 class Aim(NamedTuple):
-    """What a text is steered towards: a bag of words, a label of a discriminator, or both.   words: bool[padded vocab],
-    the tokens of the bag, or None.   discriminator: (kernel f32[width, labels] and bias f32[labels] on the mean of a
-    text's hidden states, label i32[]), or None."""
+    """What a text is steered towards: a bag of words, a label of a discriminator, or both.
+
+    words: bool[padded vocab], the tokens of the bag, or None.   discriminator: (kernel f32[width, labels] and bias
+    f32[labels] on the mean of a text's hidden states, label i32[]), or None.
+    """
 
     words: Array | None = None
     discriminator: tuple[Array, Array, Array] | None = None
@@ -53,9 +55,11 @@ class Read(NamedTuple):
 
 
 class Text(NamedTuple):
-    """Texts being generated, with the model's unsteered output.   last: i32[rows, 1], the last tokens, which `read`
-    lacks.   lengths: i32[rows], tokens without the last.   logits: f32[rows, padded vocab], unsteered, after the last
-    token.   plain: the unsteered cache of all tokens."""
+    """Texts being generated, with the model's unsteered output.
+
+    last: i32[rows, 1], the last tokens, which `read` lacks.   lengths: i32[rows], tokens without the last.
+    logits: f32[rows, padded vocab], unsteered, after the last token.   plain: the unsteered cache of all tokens.
+    """
 
     last: Array
     lengths: Array

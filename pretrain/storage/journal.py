@@ -40,8 +40,10 @@ def line_of(kind: str, step: int, figures: Mapping[str, float]) -> str:
 
 
 def short_line(kind: str, step: int, figures: Mapping[str, float], width: int | None = None) -> str:
-    """Format metrics for the screen, without HIDDEN ones and without a loss term that equals the total loss.   width:
-    columns of the terminal; longer lines are broken between metrics."""
+    """Format metrics for the screen, without HIDDEN ones and without a loss term that equals the total loss.
+
+    width: columns of the terminal; longer lines are broken between metrics.
+    """
     losses = [name for name in figures if name.endswith("_loss")]
     redundant = losses if [figures[name] for name in losses] == [figures.get("loss")] else ()
     shown = [_shown(name, value) for name, value in figures.items() if name not in (*HIDDEN, *redundant)]

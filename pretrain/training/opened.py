@@ -68,9 +68,11 @@ def restore(
     best_of: str | None = None,
     ema: bool = False,
 ) -> Restored:
-    """Restore the parameters of a step, by default of the newest checkpoint; UserError if none loads.   best_of:
-    restore the first of `best_steps` instead.   ema: restore the running mean of the weights.   mesh: for the
-    parameters; by default as many of this process's devices as divide the batches of the run's phases."""
+    """Restore the parameters of a step, by default of the newest checkpoint; UserError if none loads.
+
+    best_of: restore the first of `best_steps` instead.   ema: restore the running mean of the weights.   mesh: for the
+    parameters; by default as many of this process's devices as divide the batches of the run's phases.
+    """
     doing(f"restoring {directory.path}")
     recipe = directory.read_recipe()
     work = load_of(recipe, jax.local_devices(), device_memory())

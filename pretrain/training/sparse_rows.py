@@ -24,8 +24,10 @@ from pretrain.objectives.objective import Batch
 @partial(jax.tree_util.register_dataclass, data_fields=("ids", "rows"), meta_fields=("size",))
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Some rows of a table f[size, ...], which a model reads in place of the table: `rows[ids]` is `table[ids]`.   ids:
-    i32[n], indices of the rows, ascending; values of `size` or more mean no row.   rows: f[n, ...]."""
+    """Some rows of a table f[size, ...], which a model reads in place of the table: `rows[ids]` is `table[ids]`.
+
+    ids: i32[n], indices of the rows, ascending; values of `size` or more mean no row.   rows: f[n, ...].
+    """
 
     ids: Array
     rows: Array

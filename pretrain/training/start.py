@@ -192,9 +192,11 @@ def _first_state(
 def load_weights(
     setting: str, source: str, config, shapes: Params, corpus: Corpus, start: Callable | None = None, best: bool = False
 ) -> Params:
-    """Load parameters for a config into this host's memory, a nested dict of NumPy arrays like `shapes`.   setting:
-    name of the source in errors.   start: makes random parameters, for heads that the source lacks; None makes a
-    missing head an error.   best: take a run's best checkpoint.   UserError if it has another model or vocabulary."""
+    """Load parameters for a config into this host's memory, a nested dict of NumPy arrays like `shapes`.
+
+    setting: name of the source in errors.   start: makes random parameters, for heads that the source lacks; None makes
+    a missing head an error.   best: take a run's best checkpoint.   UserError if it has another model or vocabulary.
+    """
     directory = RunDirectory(source)
     try:
         if is_file(directory.recipe):

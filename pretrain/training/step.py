@@ -57,8 +57,10 @@ class Metrics(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Inputs of a train step from the recipe: one program serves all seeds, rates and lengths of runs.   seed:
-    u32[]."""
+    """Inputs of a train step from the recipe: one program serves all seeds, rates and lengths of runs.
+
+    seed: u32[].
+    """
 
     seed: Array
     rate: Numbers

@@ -35,8 +35,11 @@ log = logging.getLogger(__name__)
 
 
 class Asked(NamedTuple):
-    """An input with its targets.   tokens: of the input with its control code, without the token that ends it.   text:
-    the input.   targets: the reference texts."""
+    """An input with its targets.
+
+    tokens: of the input with its control code, without the token that ends it.   text: the input.   targets: the
+    reference texts.
+    """
 
     tokens: list[int]
     text: str
@@ -91,8 +94,11 @@ def of_source(
     source: Source, made: Made, limit: int, lead: Sequence[int], out: Path | None = None
 ) -> tuple[list[Asked], list[str]]:
     """Read at most `limit` documents, spread over the source: the first segment is the input, the others are targets.
-    -> (inputs, messages on what was left out).   lead: tokens before each input.   out: file that will be replaced.
-    UserError if there is no document, or if `out` is a file of the source."""
+    -> (inputs, messages on what was left out).
+
+    lead: tokens before each input.   out: file that will be replaced. UserError if there is no document, or if `out` is
+    a file of the source.
+    """
     names, problems = table.FORMATS[source.kind].segments(source.options), Problems()
     if len(names) < 2:
         has_fields = hasattr(source.options, "fields")

@@ -220,9 +220,12 @@ def _specs(inputs: Operands, setting: Setting) -> Operands:
 
 
 class _Piece(NamedTuple):
-    """Consecutive keys.   starts: their first key, one for each head of the group or one for all; empty for
-    `Operands.chosen`.   query_segments: i32[1, lanes], of the queries that see them.   first: i32[1, lanes], the
-    position of the first key.   near: index of the block in `Operands.near` that is added to the scores, or None."""
+    """Consecutive keys.
+
+    starts: their first key, one for each head of the group or one for all; empty for `Operands.chosen`.
+    query_segments: i32[1, lanes], of the queries that see them.   first: i32[1, lanes], the position of the first key.
+    near: index of the block in `Operands.near` that is added to the scores, or None.
+    """
 
     starts: tuple
     size: int

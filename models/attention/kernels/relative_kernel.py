@@ -295,9 +295,12 @@ def _backward_kernel(*refs, setting: Setting):
 
 
 class _Standing(NamedTuple):
-    """The relation of queries to keys.   starts: i32[queries, 1], in the window of distances.   hidden: f32[queries,
-    keys], added to the scores.   other: f32[queries, keys], 1 where the key has another type. They are float32 because
-    boolean masks would be unpacked for every head."""
+    """The relation of queries to keys.
+
+    starts: i32[queries, 1], in the window of distances.   hidden: f32[queries, keys], added to the scores.
+    other: f32[queries, keys], 1 where the key has another type. They are float32 because boolean masks would be
+    unpacked for every head.
+    """
 
     starts: Array
     hidden: Array

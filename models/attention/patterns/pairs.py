@@ -8,8 +8,10 @@ from models.attention.patterns.pattern import DENSE, Pattern, on_host
 
 def pairs(pattern: Pattern, depth: int, heads: int, length: int, chosen: int = 0, causal: bool = False) -> np.ndarray:
     """Return the pairs of each layer in a row of this length, the mean over its heads, f64[depth]: the sum of `counts`.
+
     chosen: number of global tokens that the row names (`Mask.globals`); the result is the mean over all ways to choose
-    them.   causal: whether a query sees no key after itself."""
+    them.   causal: whether a query sees no key after itself.
+    """
     whole = length * (length + 1) / 2 if causal else float(length**2)
     if pattern.name == DENSE:
         return np.full(depth, whole)
