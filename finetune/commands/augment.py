@@ -1,5 +1,5 @@
 """`python -m finetune augment`: copies the rows of a training file with other words (Jiao et al. 2020, TinyBERT,
-arXiv:1909.10351, algorithm 1). As in the authors' code, words are predicted in the original text."""
+arXiv:1909.10351, algorithm 1). Words are predicted in the original text, whatever else a copy changes."""
 
 import dataclasses
 import itertools

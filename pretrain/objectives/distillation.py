@@ -251,9 +251,10 @@ def _check(match: Match, student: Any, teacher: Any) -> None:
                 f"{setting}: {type(config).__name__} attends otherwise than by scaled products of all tokens; leave "
                 "this loss out, or use another model"
             )
-    heads, wanted = (student.heads, teacher.heads), match.relation_heads
+    wanted = match.relation_heads
     widths = [layer_sizes(config).heads_width for config in (student, teacher)]
     if wanted and any(width % wanted for width in widths):
         raise UserError(f"{setting}: relation_heads={wanted} must divide the widths of all heads, {widths}; change it")
-    if not wanted and heads[0] != heads[1]:
-        raise UserError(f"{setting}: needs as many heads in both, but model.heads are {[*heads]}; change one of them")
+    if not wanted and student.heads != teacher.heads:
+        both = f"the student has {student.heads}, the teacher {teacher.heads}"
+        raise UserError(f"{setting}: needs as many heads in both, {both}; set model.heads")

@@ -45,6 +45,7 @@ def annotate(recipe: Recipe, source: str, corpus: Corpus, out: Path, k: int) -> 
         raise UserError(f"--k {k}: must be from 1 to the corpus's {corpus.vocab_size} tokens")
     if RunDirectory(out).recipe.is_file():
         raise UserError(f"--out {out}: is the work directory of a run; give another folder")
+    # Checked as the recipe of its students is; then a recipe whose teacher computes their one loss
     alone = lambda objective: dataclasses.replace(objective, stored=0, losses=(Match(),), taught_by=(NAME,))
     taught = with_objectives(of_stored(recipe, k), alone)
     taught = dataclasses.replace(taught, teachers=(Teacher(NAME, "", recipe.model),))

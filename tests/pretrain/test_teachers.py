@@ -200,7 +200,7 @@ def test_losses_that_cannot_be_are_said_in_one_line():
     assert "hidden_mse: skip: 3 layers are not a multiple of 2; give" in refused((Match("hidden", "mse"),), deep, two)
     more = dataclasses.replace(TEACHER, heads=4)
     assert refused((Match("scores", "mse"),), more) == (
-        "objective.losses: scores_mse: needs as many heads in both, but model.heads are [2, 4]; change one of them"
+        "objective.losses: scores_mse: needs as many heads in both, the student has 2, the teacher 4; set model.heads"
     )
     uneven = (Match("values", "kl", relation_heads=3),)
     assert refused(uneven) == (
