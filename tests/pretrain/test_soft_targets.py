@@ -240,7 +240,7 @@ def test_what_is_wrong_is_said_in_one_line(masked, sources, corpus_path, bytes_p
         patch.setattr(jax, "default_backend", lambda: "gpu")
         patch.setattr(annotating, "to_json", lambda taught: to_json(taught).replace('"gelu"', '"relu"'))
         assert "has other contents (other config, dtype, platform); give" in refused(bert(), out=out)
-    with locked(out / "lock", fcntl.LOCK_EX):
+    with locked(out / "lock", fcntl.LOCK_SH):  # which would let in another that only reads
         assert refused(bert(), out=out) == f"--out {out}: another annotate writes here; wait, or give another folder"
     photo = tmp_path / "000000.photos" / "photo.png"
     photo.parent.mkdir()
