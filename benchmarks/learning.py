@@ -207,6 +207,7 @@ _WORDS = "--objective.masking.unit word_starts "
 _ALONE = "--objective.noises.permute 0 --objective.noises.infill 0 --objective.noises.{}"
 _SOFT = Match("logits", "kl", temperature=2.0)
 _LAYERS = Match("embeddings", "mse"), Match("hidden", "mse")
+_FOUR = "--model.heads 4 --schedule.peak 1e-3 "  # as many as the teacher has
 _LAST = Match("attention", "kl", layers="top"), Match("values", "kl", layers="top")
 
 STUDIES = {
@@ -304,12 +305,13 @@ STUDIES = {
         "wordpiece",
         SHARED + "--phases.0.length 64 --phases.0.batch-size 32 --schedule.warmup 0.1 " + _MASKED,
         {
-            "teacher": Run("bert-mini", "--schedule.peak 5e-4"),
-            "alone": Run("bert-tiny"),
-            "logits": Run("bert-tiny", teacher="teacher", losses=(_SOFT,)),
-            "layers": Run("bert-tiny", teacher="teacher", losses=_LAYERS),
-            "logits and layers": Run("bert-tiny", teacher="teacher", losses=(_SOFT, *_LAYERS)),
-            "last attention": Run("bert-tiny", "--model.heads 4", teacher="teacher", losses=_LAST),
+            "teacher": Run("bert-mini", "--schedule.peak 5e-4", steps=5000),
+            "alone": Run("bert-tiny", _FOUR, 1500),
+            "logits": Run("bert-tiny", _FOUR, 1500, "teacher", (_SOFT,)),
+            "layers": Run("bert-tiny", _FOUR, 1500, "teacher", _LAYERS),
+            "layers and attention": Run("bert-tiny", _FOUR, 1500, "teacher", (*_LAYERS, Match("scores", "mse"))),
+            "last attention": Run("bert-tiny", _FOUR, 1500, "teacher", _LAST),
+            "logits and layers": Run("bert-tiny", _FOUR, 1500, "teacher", (_SOFT, *_LAYERS)),
         },
     ),
     "cloze": Study(
@@ -373,12 +375,13 @@ def trainings(study: Study, options: Options, folder: Path, prepared: Path) -> l
     """The runs that the options choose."""
     found = []
     for name, run in study.runs.items():
-        for seed in options.seeds if not options.only or name in options.only else ():
+        seeds = options.seeds[:1] if name in {other.teacher for other in study.runs.values()} else options.seeds
+        for seed in seeds if not options.only or name in options.only else ():
             given = (*cadence(options.steps or run.steps), *study.shared.split(), *run.options.split())
             workdir = lambda name, seed=seed: folder / f"{name.replace(' ', '-')}-seed{seed}"
             recipe = run.recipe
             if run.teacher:
-                given += ("--teacher", str(workdir(run.teacher)))
+                given += ("--teacher", str(workdir(run.teacher, options.seeds[0])))
                 recipe = str(folder / f"{name}.json")
                 folder.mkdir(parents=True, exist_ok=True)
                 Path(recipe).write_text(to_json(student(run)))
