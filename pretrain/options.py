@@ -69,8 +69,8 @@ class Options(How, Where):  # fields of the last base come first
     init_heads_anew: bool = False
     """With --init-from: initialize missing heads at random, and ignore heads that the model does not have."""
     teacher: str | None = None
-    """Teacher of a recipe that distills: a Hugging Face folder or the workdir of a run, or NAME=PATH,NAME=PATH. It is
-    read when the run starts and kept in the workdir."""
+    """What to learn from: a Hugging Face folder or the workdir of a run, or NAME=PATH,NAME=PATH. It is read when the
+    run starts and kept in the workdir. A recipe without a teacher learns its logits, beside its own loss."""
     soft_targets: Path | None = None
     """Folder written by `python -m pretrain annotate`: learn from it, with no teacher in the step."""
     extend: Literal["constant", "decay"] | None = None

@@ -283,7 +283,8 @@ def _check_task(recipe: Recipe, index: int, phase: Phase, objective: Objective) 
                     f"phases.{index}.{field}={length}: exceeds {setting}.positions={longest}; lower it or raise that"
                 )
         check_pattern(config, phase.length, f"phases.{index}.length={phase.length}", setting)
-        _check_model(config, objective, asks, phase)
+        whose = "" if setting == "model" else "the teacher's "
+        _check_model(whose, config, objective, asks, phase)
 
 
 def _check_tasks(phase: Phase, prefix: str) -> None:
@@ -334,9 +335,9 @@ def check_pattern(config: Any, length: int, given: str, setting: str = "model") 
             raise UserError(f"{given}{encoder}: {str(error).replace('model.', f'{setting}.', 1)}") from None
 
 
-def _check_model(config: Any, objective: Objective, asks: tuple[type | str, ...], phase: Phase) -> None:
+def _check_model(whose: str, config: Any, objective: Objective, asks: tuple[type | str, ...], phase: Phase) -> None:
     """Raise UserError if a model lacks what the objective needs, or if the rows lack inputs of the model."""
-    family, config_name = family_of(config), type(config).__name__
+    family, config_name = family_of(config), f"{whose}{type(config).__name__}"
     model, name = family.module(config, Program()), type(objective).__name__
     heads = [head.name for head in family.heads]
     has = lambda asked: asked in heads if isinstance(asked, str) else isinstance(model, asked)

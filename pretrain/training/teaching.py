@@ -28,7 +28,8 @@ OUTSIDE = "embeddings"  # of `Teacher.copied`: what is outside of the layers
 
 def with_sources(recipe: Recipe, given: str | None, workdir: RunDirectory) -> Recipe:
     """Give the recipe's teachers the sources of `--teacher` (PATH, or NAME=PATH,NAME=PATH) and the configs there; those
-    of the former recipe if the run is resumed from a checkpoint, when no source is read."""
+    of the former recipe if the run is resumed from a checkpoint, when no source is read. A recipe without teachers gets
+    one, and the loss of logits by kl."""
     names = [teacher.name for teacher in recipe.teachers]
     if given is None:
         lacking = [teacher.name for teacher in recipe.teachers if not teacher.source]
@@ -36,7 +37,8 @@ def with_sources(recipe: Recipe, given: str | None, workdir: RunDirectory) -> Re
             raise UserError(f"--teacher: {recipe.name} needs one; give a Hugging Face folder or the workdir of a run")
         return recipe if not lacking else dataclasses.replace(recipe, teachers=workdir.read_recipe().teachers)
     if not names:
-        raise UserError(f"--teacher {given}: {recipe.name} has no teacher; leave it out, or use distilbert-base")
+        recipe = dataclasses.replace(with_objectives(recipe, _taught), teachers=(Teacher("teacher", "", recipe.model),))
+        names = ["teacher"]
     parts = [part.partition("=") for part in given.split(",")]
     named = len(names) > 1 or parts[0][0] in names and parts[0][1]
     listed = {name: path for name, _, path in parts} if named else {names[0]: given}
@@ -62,10 +64,7 @@ def of_stored(recipe: Recipe, k: int, digest: str = "") -> Recipe:
     """Return the recipe as it learns from k soft targets of a place, and from no teacher; UserError if it cannot."""
 
     def change(objective: Objective) -> Taught:
-        kind, name = TAUGHT.get(type(objective), type(objective)), type(objective).__name__
-        if not issubclass(kind, Taught):
-            raise UserError(f"objective {name}: is neither masked nor causal, so it has no soft targets; change it")
-        taught = kind(**vars(objective))
+        taught = _taught(objective)
         if [match.name for match in taught.losses] != [Match().name]:
             raise UserError("objective.losses: soft targets have one, of logits by kl; change them")
         if getattr(taught, "auxiliary", 0):
@@ -79,6 +78,13 @@ def of_stored(recipe: Recipe, k: int, digest: str = "") -> Recipe:
     if any(teacher.copied for teacher in recipe.teachers):
         raise UserError("teachers.0.copied: soft targets have no weights to begin with; leave it out")
     return dataclasses.replace(with_objectives(recipe, change), teachers=())
+
+
+def _taught(objective: Objective) -> Taught:
+    kind, name = TAUGHT.get(type(objective), type(objective)), type(objective).__name__
+    if not issubclass(kind, Taught):
+        raise UserError(f"objective {name}: is neither masked nor causal, so it has no teachers; use another recipe")
+    return kind(**vars(objective))
 
 
 def _setting(index: int, teacher: Teacher) -> str:

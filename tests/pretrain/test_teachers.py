@@ -177,8 +177,10 @@ def test_the_command_line_names_a_teacher_whose_config_is_read(source, corpus_pa
             UserError, match="^--teacher .*: the recipe's teachers are teacher, other; write NAME=PATH,"
         ):
             with_sources(two, wrong, workdir)
-    with pytest.raises(UserError, match="^--teacher x: toy has no teacher; leave it out"):
-        with_sources(boxes.recipe(), "x", workdir)
+    plain = with_sources(boxes.recipe(), str(source), workdir)
+    assert plain.teachers == (found,) and plain.objective == Distillation(**vars(boxes.recipe().objective))
+    with pytest.raises(UserError, match="^objective ReplacedTokenDetection: is neither masked nor causal, so it has"):
+        with_sources(tiny.electra(), str(source), workdir)
     with pytest.raises(UserError, match=r"^--teacher .*nowhere"):
         with_sources(unnamed, str(tmp_path / "nowhere"), workdir)
     run(with_sources(unnamed, str(source), workdir), tiny.options(corpus_path, workdir.path))
@@ -233,9 +235,8 @@ def test_what_is_wrong_with_a_teacher_is_said_in_one_line(corpus_path, source, t
         check(tiny.bert(model=STUDENT, objective=Distillation()))
     with pytest.raises(UserError, match="teachers: the recipe has teacher, MaskedLanguageModel needs none"):
         check(recipe(source, objective=PLAIN))
-    with pytest.raises(
-        UserError, match="objective Distillation: needs Encoder, predictions, which TransformerXLConfig lacks"
-    ):
+    lacking = "needs Encoder, predictions, which the teacher.s TransformerXLConfig lacks"
+    with pytest.raises(UserError, match=f"objective Distillation: {lacking}"):
         check(recipe(source, tiny.TRANSFORMER_XL))
     with pytest.raises(UserError, match=r"phases.0.length=32: exceeds teachers.0.model.positions=16; lower"):
         check(recipe("runs/teacher", dataclasses.replace(TEACHER, positions=16)))

@@ -7,11 +7,14 @@ import re
 import jax
 import numpy as np
 
+from data_pipelines.examples.masking import Masking
+from data_pipelines.soft_targets import IDS, LOGS
 from finetune.tasks.classify import Classify
 from models.attention.patterns.pattern import Pattern
 from models.families.registry import FAMILIES
 from pretrain.optimizers import Optimizer
 from pretrain.recipe import Phase
+from pretrain.training.teaching import of_stored
 from tests.pretrain import tiny, toys
 from tests.pretrain.fields import replaced
 from tests.pretrain.reference import random_batch
@@ -58,10 +61,12 @@ def recipe(name):
         return toys.recipe(model=model, objective=toys.NextOfGrams(), optimizer=optimizer, phases=phases)
     recipes = {"albert": tiny.albert, "bert": tiny.bert, "electra": tiny.electra, "etc": tiny.etc, "gpt2": tiny.gpt2}
     recipes |= {"t5": tiny.t5, "xlnet": tiny.xlnet}
-    recipes |= dict.fromkeys((*PATTERNS, "classify"), tiny.bert)
+    recipes |= dict.fromkeys((*PATTERNS, "classify", "student"), tiny.bert)
     found = replaced(recipes.get(name, tiny.transformer_xl)(), "phases.0.batch_size", ROWS)
     if name == "classify":
         found = dataclasses.replace(replaced(found, "model.labels", ("no", "perhaps", "yes")), objective=Classify())
+    if name == "student":
+        found = of_stored(replaced(found, "objective.masking", Masking(copies=1)), k=3)
     if name == "adaptive":
         found = replaced(found, "model.cutoffs", (40, 100))
     if name in PATTERNS:
@@ -87,10 +92,15 @@ def rows_of(recipe, number):
     batch["global_of"] = np.where(batch["segments"] > 0, np.arange(length) // 10, -1).astype(np.int32)
     batch["global_segments"] = np.ones((rows, length), np.int32)
     spec = recipe.objective.spec(recipe.phases[0])
+    if IDS in spec:
+        likely = rng.dirichlet(np.ones(spec[LOGS].shape[-1]), (rows, spec[LOGS].shape[0]))
+        batch[IDS] = np.argsort(rng.random((*likely.shape[:2], 100)))[..., : spec[IDS].shape[-1]].astype(np.int32)
+        batch[LOGS] = np.log(likely).astype(np.float16)
     cut = lambda array, shape: array[:, : shape[0]] if shape else array
     return {key: _padded(cut(batch[key], one.shape), one.shape) for key, one in spec.items()}
 
 
 def _padded(array, shape):
     """With zeros where a row has room for more predictions than were drawn."""
-    return np.pad(array, ((0, 0), (0, shape[0] - array.shape[1]))) if shape else array
+    rest = [(0, 0)] * (array.ndim - 2)
+    return np.pad(array, ((0, 0), (0, shape[0] - array.shape[1]), *rest)) if shape else array

@@ -154,7 +154,7 @@ def trained(name, text):
 
 
 TRAINED = [
-    ("bert", "slice=2,fsdp=2,tensor=2/2", "one"),  # in two microbatches
+    ("student", "slice=2,fsdp=2,tensor=2/2", "one"),  # of stored soft targets, in two microbatches
     ("toy", "slice=2,data=4/2", "one/2"),  # its carry is one of each microbatch
     ("two lengths", "slice=2,data=4", "one"),
     ("grams", "data=2,fsdp=2,tensor=2/2", "one"),
