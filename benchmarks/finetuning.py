@@ -1,7 +1,8 @@
 """What is a pretraining worth on tasks? Models of one size, pretrained with equal FLOPs, finetuned beside the same
-models with random weights.
+models with random weights; or finished runs beside the first of them.
 
     python -m benchmarks.finetuning --corpus DIR --tasks DIR [--models bert-tiny gpt2-tiny] [--steps 5000]
+    python -m benchmarks.finetuning --runs ALONE TAUGHT --tasks DIR
 
 --corpus is what `python -m data_pipelines prepare` makes, --tasks what `python -m finetune suite` takes. --steps are
 those of the first model; the others have as many as cost the same. A pretraining has one core, and so have the
@@ -29,17 +30,18 @@ from pretrain.commands.platform import prepare
 
 SHARED = "--model.dropout 0 --model.attention-dropout 0 --model.init-std 0.05 --phases.0.length 128"
 SHARED += " --phases.0.batch-size 32"
-RANDOM = "random"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Finetune pretrained models, and the same with random weights, on tasks."""
 
-    corpus: Path
-    """What models are pretrained on, with a WordPiece vocabulary."""
     tasks: Path
     """Folder of tasks, as of `python -m finetune suite`."""
+    corpus: Path | None = None
+    """What models are pretrained on, with a WordPiece vocabulary."""
+    runs: tuple[Path, ...] = ()
+    """Finished runs to finetune in place of models."""
     models: tuple[str, ...] = ("bert-tiny", "electra-tiny", "gpt2-tiny")
     """Recipes, or files of recipes (.json)."""
     steps: int = 5000
@@ -56,17 +58,24 @@ class Comparison:
 
 def main(arguments: list[str]) -> int:
     options = parse(Comparison, arguments, "python -m benchmarks.finetuning")
-    trainings = pretrainings(options)
-    minutes = dict(zip(options.models, train(trainings), strict=True))
+    if options.runs:
+        jobs = {run.name: (run, False) for run in options.runs}
+        beside = dict.fromkeys([*jobs][1:], options.runs[0].name)
+    else:
+        trainings = pretrainings(options)
+        minutes = dict(zip(options.models, train(trainings), strict=True))
+        names = {training: f"{training.name}, {minutes[training.name]:.0f} CPU minutes" for training in trainings}
+        jobs = {name: (training.workdir, False) for training, name in names.items()}
+        jobs |= {f"{name}, random": (training.workdir, True) for training, name in names.items()}
+        beside = {name: f"{name}, random" for name in names.values()}
     cores = sorted(os.sched_getaffinity(0))
     free = queue.Queue()
     for core in cores:
         free.put(core)
-    jobs = [(training, begin) for begin in ("", RANDOM) for training in trainings]
     with ThreadPoolExecutor(len(cores)) as pool:
-        scores = pool.map(lambda job: suite(job[0].workdir, options, job[1] == RANDOM, free), jobs)
-        cards = {f"{training.name} {begin}".strip(): of for (training, begin), of in zip(jobs, scores, strict=True)}
-    table = "\n".join(table_of(cards, minutes, options)) + "\n"
+        scores = pool.map(lambda job: suite(*job, options, free), jobs.values())
+        cards = dict(zip(jobs, scores, strict=True))
+    table = "\n".join(table_of(cards, beside, options)) + "\n"
     print(table) if options.out is None else options.out.write_text(table)
     return 0
 
@@ -90,7 +99,7 @@ def pretrainings(options: Comparison) -> list[Training]:
     return made
 
 
-def suite(run: Path, options: Comparison, random: bool, free: queue.Queue) -> dict[str, list[float]]:
+def suite(run: Path, random: bool, options: Comparison, free: queue.Queue) -> dict[str, list[float]]:
     """The score of each seed, by task, computed on a free core."""
     folder = options.workdir / f"{run.name}{'-random' if random else ''}-tasks"
     command = ["finetune", "suite", run, "--tasks", options.tasks, "--seeds", options.seeds]
@@ -102,23 +111,27 @@ def suite(run: Path, options: Comparison, random: bool, free: queue.Queue) -> di
     return json.loads((folder / "card.json").read_text())
 
 
-def table_of(cards: Mapping[str, Mapping[str, list[float]]], minutes: Mapping[str, float], options: Comparison):
-    """Yield the lines of the table."""
+def table_of(cards: Mapping[str, Mapping[str, list[float]]], beside: Mapping[str, str], options: Comparison):
+    """Yield the lines of the table.   beside: what a model is compared with."""
     tasks = [*next(iter(cards.values()))]
-    yield f"Mean score over {options.seeds} seeds, in brackets what pretraining adds, paired, with its 95% interval."
+    yield f"Mean score over {options.seeds} seeds, in brackets the difference, paired, with its 95% interval."
     yield ""
-    yield "| model | CPU minutes | " + " | ".join(tasks) + " |"
+    yield "| model | beside | " + " | ".join(tasks) + " |"
     yield "|---" * (2 + len(tasks)) + "|"
-    for name in options.models:
-        cells = [cell(cards[name][task], cards[f"{name} {RANDOM}"][task]) for task in tasks]
-        yield f"| {name} | {minutes[name]:.0f} | " + " | ".join(cells) + " |"
+    for name, card in cards.items():
+        other = beside.get(name, "")
+        cells = [cell(card[task], cards[other][task] if other else None) for task in tasks]
+        yield f"| {name} | {other} | " + " | ".join(cells) + " |"
 
 
-def cell(pretrained: list[float], random: list[float]) -> str:
+def cell(scores: list[float], others: list[float] | None) -> str:
     """In percent."""
-    difference = 100 * np.subtract(pretrained, random)
+    mean = f"{100 * np.mean(scores):.1f}"
+    if others is None:
+        return mean
+    difference = 100 * np.subtract(scores, others)
     half = stats.t.ppf(0.975, len(difference) - 1) * difference.std(ddof=1) / len(difference) ** 0.5
-    return f"{100 * np.mean(pretrained):.1f} ({difference.mean():+.1f} ± {half:.1f})"
+    return f"{mean} ({difference.mean():+.1f} ± {half:.1f})"
 
 
 if __name__ == "__main__":
