@@ -48,6 +48,7 @@ from tpu.cluster import from_first, gather
 from tpu.commit import commit
 
 ROOT = Path(__file__).parents[2]
+LISTED = 6  # differences of two recipes in a message
 # Packages missing from requirements.txt, which are installed with its packages, for an accelerator or for gs://
 MORE = "jaxlib", "libtpu", "jax-cuda12-plugin", "tensorstore", "gcsfs"
 SHARED_SECONDS = 30  # longest time until all hosts see a file that one has written, over a network that caches
@@ -343,7 +344,8 @@ def _check_same(directory: RunDirectory, before: Recipe, recipe: Recipe, extendi
                 f"--recipe {directory.recipe}"
             )
     if changed:
-        listed = "; ".join(f"{name}: {old.get(name)} -> {new.get(name)}" for name in changed)
+        listed = "; ".join(f"{name}: {old.get(name)} -> {new.get(name)}" for name in changed[:LISTED])
+        listed += f"; and {len(changed) - LISTED} more" * (len(changed) > LISTED)
         raise UserError(
             f"--workdir {directory.path}: was started with another recipe ({listed}); give the old values to resume, "
             f"as --recipe {directory.recipe} does, or use another --workdir"

@@ -1,7 +1,7 @@
 """Teachers of a run: their sources and configs from `--teacher`, and the weights that a student takes from them."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,34 +30,37 @@ def with_sources(recipe: Recipe, given: str | None, workdir: RunDirectory) -> Re
     """Give the recipe's teachers the sources of `--teacher` (PATH, or NAME=PATH,NAME=PATH) and the configs there; those
     of the former recipe if the run is resumed from a checkpoint, when no source is read. A recipe without teachers gets
     one, and the loss of logits by kl."""
-    names = [teacher.name for teacher in recipe.teachers]
-    if given is None:
-        lacking = [teacher.name for teacher in recipe.teachers if not teacher.source]
-        if lacking and not workdir.checkpoint_steps():
-            raise UserError(f"--teacher: {recipe.name} needs one; give a Hugging Face folder or the workdir of a run")
-        return recipe if not lacking else dataclasses.replace(recipe, teachers=workdir.read_recipe().teachers)
-    if not names:
+    resumed = workdir.checkpoint_steps()
+    former = workdir.read_recipe().teachers if resumed else ()
+    if not recipe.teachers and (given is not None or former):
         recipe = dataclasses.replace(with_objectives(recipe, _taught), teachers=(Teacher("teacher", "", recipe.model),))
-        names = ["teacher"]
+    if given is None and all(teacher.source for teacher in recipe.teachers):
+        return recipe
+    if given is None and not former:
+        raise UserError(f"--teacher: {recipe.name} needs one; give a Hugging Face folder or the workdir of a run")
+    sources = {teacher.name: teacher.source for teacher in former}
+    listed = sources if given is None else _listed(given, [teacher.name for teacher in recipe.teachers])
+    if resumed and listed != sources:
+        began = ", ".join(f"{name}={source}" for name, source in sources.items()) or "none"
+        raise UserError(f"--teacher {given}: the run in {workdir.path} began with {began}; leave it out")
+    read = lambda teacher: dataclasses.replace(
+        teacher, source=listed[teacher.name], model=_config(listed[teacher.name])
+    )
+    recipe = dataclasses.replace(recipe, teachers=former or (*map(read, recipe.teachers),))
+    for index, teacher in enumerate(recipe.teachers):
+        if teacher.copied:
+            _layers(_setting(index, teacher), teacher, recipe.model)
+    return recipe
+
+
+def _listed(given: str, names: Sequence[str]) -> dict[str, str]:
+    """Return the source of each teacher."""
     parts = [part.partition("=") for part in given.split(",")]
     named = len(names) > 1 or parts[0][0] in names and parts[0][1]
     listed = {name: path for name, _, path in parts} if named else {names[0]: given}
     if sorted(listed) != sorted(names) or not all(listed.values()):
         raise UserError(f"--teacher {given}: the recipe's teachers are {', '.join(names)}; write NAME=PATH,NAME=PATH")
-    if workdir.checkpoint_steps():
-        teachers = workdir.read_recipe().teachers
-        if (before := {teacher.name: teacher.source for teacher in teachers}) != listed:
-            raise UserError(f"--teacher {given}: the run in {workdir.path} began with {before}; give it, or none")
-    else:
-        teachers = [
-            dataclasses.replace(teacher, source=listed[teacher.name], model=_config(listed[teacher.name]))
-            for teacher in recipe.teachers
-        ]
-    recipe = dataclasses.replace(recipe, teachers=tuple(teachers))
-    for index, teacher in enumerate(recipe.teachers):
-        if teacher.copied:
-            _layers(_setting(index, teacher), teacher, recipe.model)
-    return recipe
+    return listed
 
 
 def of_stored(recipe: Recipe, k: int, digest: str = "") -> Recipe:

@@ -187,7 +187,8 @@ def test_the_command_line_names_a_teacher_whose_config_is_read(source, corpus_pa
     source.rename(source.with_name("elsewhere"))
     for given in (str(source), f"teacher={source}", None):
         assert with_sources(unnamed, given, workdir).teachers == (found,)
-    with pytest.raises(UserError, match="^--teacher other: the run in .* began with .*teacher.*; give it, or none"):
+    assert with_sources(boxes.recipe(), None, workdir) == dataclasses.replace(plain, name="toy")
+    with pytest.raises(UserError, match="^--teacher other: the run in .* began with teacher=.*; leave it out"):
         with_sources(unnamed, "other", workdir)
 
 
