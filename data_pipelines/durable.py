@@ -72,7 +72,7 @@ def writing(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"--out {out}: cannot write there ({error.strerror}); choose another place") from None
+        raise UserError(f"--out {out}: cannot write there ({error.strerror or error}); choose another place") from None
 
 
 def locked(path: Path, operation: int) -> IO | None:

@@ -149,6 +149,13 @@ def test_a_killed_annotation_goes_on_with_the_same_bytes(sources, tmp_path, monk
     (tmp_path / "killed/photos.x").mkdir()
     (tmp_path / "killed/000000.x").touch()
     before = files(written[0]) | files(written[1])
+
+    def full(*_):  # a disk, as NumPy says it
+        raise OSError("8 requested and 3 written")
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"cannot write there \(8 requested and 3 wri"):
+        patch.setattr(np, "save", full)
+        write("killed")
     assert write("killed") == (parts, parts - 2)
     after = {path: found for path, found in files(tmp_path / "killed").items() if path in before}
     assert before == after
