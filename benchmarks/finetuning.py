@@ -26,6 +26,7 @@ from scipy import stats
 from benchmarks.wikitext2 import Training, cadence, train
 from data_pipelines.command_line import end_with, parse
 from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
 from pretrain.commands.platform import prepare
 
 SHARED = "--model.dropout 0 --model.attention-dropout 0 --model.init-std 0.05 --phases.0.length 128"
@@ -54,6 +55,10 @@ class Comparison:
     """Where all runs are; finished ones are not made again."""
     out: Path | None = None
     """File for the table; by default it is printed."""
+
+    def __post_init__(self):
+        if (self.corpus is None) == (not self.runs):
+            raise UserError("--corpus, --runs: give one of them")
 
 
 def main(arguments: list[str]) -> int:
