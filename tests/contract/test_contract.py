@@ -89,10 +89,15 @@ def test_every_encoder_takes_a_pattern_and_has_fewer_flops_in_blocks_than_dense(
     assert products(sparse, "dense") != products(Pattern(), "xla")
 
 
+# Made of the blocks of others, with other switches: these run with `-m slow`
+ALIKE = {"bart-translation", "ctrl", "deberta-v3", "distilbert", "electra-encoder", "ernie", "gpt", "mt5", "roberta"}
+ALIKE |= {"modernbert-decoder", "transformer", "unilm"}
 DELICATE = ("exp", "exp2", "expm1", "log", "log1p", "logistic", "erf", "rsqrt", "cumsum", "reduce_sum")
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in FAMILIES]
+)
 def test_the_published_size_can_be_placed_and_what_rounds_badly_is_float32(name):
     family = FAMILIES[name]
     model = family.sizes["large" if "large" in family.sizes else "base"]
