@@ -35,14 +35,14 @@ SHARED += " --phases.0.batch-size 32"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Finetune pretrained models, and the same with random weights, on tasks."""
+    """Finetune pretrained models, each compared with the same with random weights; or runs, with the first."""
 
     tasks: Path
     """Folder of tasks, as of `python -m finetune suite`."""
     corpus: Path | None = None
     """What models are pretrained on, with a WordPiece vocabulary."""
     runs: tuple[Path, ...] = ()
-    """Finished runs to finetune in place of models."""
+    """Finished runs to finetune, in place of pretraining models."""
     models: tuple[str, ...] = ("bert-tiny", "electra-tiny", "gpt2-tiny")
     """Recipes, or files of recipes (.json)."""
     steps: int = 5000
@@ -59,6 +59,8 @@ class Comparison:
     def __post_init__(self):
         if (self.corpus is None) == (not self.runs):
             raise UserError("--corpus, --runs: give one of them")
+        if len({run.name for run in self.runs}) < len(self.runs):
+            raise UserError("--runs: the names of their folders must differ; rename one")
 
 
 def main(arguments: list[str]) -> int:
@@ -68,11 +70,11 @@ def main(arguments: list[str]) -> int:
         beside = dict.fromkeys([*jobs][1:], options.runs[0].name)
     else:
         trainings = pretrainings(options)
-        minutes = dict(zip(options.models, train(trainings), strict=True))
-        names = {training: f"{training.name}, {minutes[training.name]:.0f} CPU minutes" for training in trainings}
-        jobs = {name: (training.workdir, False) for training, name in names.items()}
-        jobs |= {f"{name}, random": (training.workdir, True) for training, name in names.items()}
-        beside = {name: f"{name}, random" for name in names.values()}
+        for training, minutes in zip(trainings, train(trainings), strict=True):
+            print(f"{training.name}: {minutes:.0f} CPU minutes")
+        jobs = {training.name: (training.workdir, False) for training in trainings}
+        jobs |= {f"{training.name}, random": (training.workdir, True) for training in trainings}
+        beside = {training.name: f"{training.name}, random" for training in trainings}
     cores = sorted(os.sched_getaffinity(0))
     free = queue.Queue()
     for core in cores:
@@ -111,17 +113,19 @@ def suite(run: Path, random: bool, options: Comparison, free: queue.Queue) -> di
     command += ["--out", folder / "card.md", *["--from-scratch"] * random]
     core = free.get()
     on_core = lambda: os.sched_setaffinity(0, {core})
-    subprocess.run([sys.executable, "-m", *map(str, command)], check=True, preexec_fn=on_core)
-    free.put(core)
+    try:
+        subprocess.run([sys.executable, "-m", *map(str, command)], check=True, preexec_fn=on_core)
+    finally:
+        free.put(core)
     return json.loads((folder / "card.json").read_text())
 
 
 def table_of(cards: Mapping[str, Mapping[str, list[float]]], beside: Mapping[str, str], options: Comparison):
     """Yield the lines of the table.   beside: what a model is compared with."""
     tasks = [*next(iter(cards.values()))]
-    yield f"Mean score over {options.seeds} seeds, in brackets the difference, paired, with its 95% interval."
+    yield f"Mean score of {options.seeds} seeds, in brackets the paired difference from another, with its 95% interval."
     yield ""
-    yield "| model | beside | " + " | ".join(tasks) + " |"
+    yield "| model | compared with | " + " | ".join(tasks) + " |"
     yield "|---" * (2 + len(tasks)) + "|"
     for name, card in cards.items():
         other = beside.get(name, "")

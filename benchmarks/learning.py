@@ -16,8 +16,8 @@ document hash. Each run has one core to itself, as many run at once as there are
     copies      BERT with new masks in every epoch, and with ten fixed ones of each row, or one
     optimizers  BERT by AdamW, Muon and Lion, and the step at which each reaches some losses
     blocks      ModernBERT's layers beside BERT's, of equal FLOPs
-    distillation    students of a BERT-mini by its logits, its layers or the attention of the last, beside a student
-                alone; all predict the masked tokens too
+    distillation    students of a BERT-mini by its logits, its layers, their attention or that of the last, beside a
+                student alone; all predict the masked tokens too
     cloze       UniLM, whose predictions from left to right are beside a Kneser-Ney trigram of the same tokens, which
                 sees what is masked before them
 The table has all held-out figures, cross-entropy in nats, where frequencies give one too that in brackets. `python -m
@@ -207,7 +207,7 @@ _WORDS = "--objective.masking.unit word_starts "
 _ALONE = "--objective.noises.permute 0 --objective.noises.infill 0 --objective.noises.{}"
 _SOFT = Match("logits", "kl", temperature=2.0)
 _LAYERS = Match("embeddings", "mse"), Match("hidden", "mse")
-_FOUR = "--model.heads 4 --schedule.peak 1e-3 "  # as many as the teacher has
+_STUDENT = "--model.heads 4 --schedule.peak 1e-3 "  # as many heads as the teacher has
 _LAST = Match("attention", "kl", layers="top"), Match("values", "kl", layers="top")
 
 STUDIES = {
@@ -306,12 +306,12 @@ STUDIES = {
         SHARED + "--phases.0.length 64 --phases.0.batch-size 32 --schedule.warmup 0.1 " + _MASKED,
         {
             "teacher": Run("bert-mini", "--schedule.peak 5e-4", steps=3000),
-            "alone": Run("bert-tiny", _FOUR, 1200),
-            "logits": Run("bert-tiny", _FOUR, 1200, "teacher", (_SOFT,)),
-            "layers": Run("bert-tiny", _FOUR, 1200, "teacher", _LAYERS),
-            "layers and attention": Run("bert-tiny", _FOUR, 1200, "teacher", (*_LAYERS, Match("scores", "mse"))),
-            "last attention": Run("bert-tiny", _FOUR, 1200, "teacher", _LAST),
-            "logits and layers": Run("bert-tiny", _FOUR, 1200, "teacher", (_SOFT, *_LAYERS)),
+            "alone": Run("bert-tiny", _STUDENT, 1200),
+            "logits": Run("bert-tiny", _STUDENT, 1200, "teacher", (_SOFT,)),
+            "layers": Run("bert-tiny", _STUDENT, 1200, "teacher", _LAYERS),
+            "layers and attention": Run("bert-tiny", _STUDENT, 1200, "teacher", (*_LAYERS, Match("scores", "mse"))),
+            "last attention": Run("bert-tiny", _STUDENT, 1200, "teacher", _LAST),
+            "logits and layers": Run("bert-tiny", _STUDENT, 1200, "teacher", (_SOFT, *_LAYERS)),
         },
     ),
     "cloze": Study(
@@ -334,7 +334,7 @@ class Options:
     only: tuple[str, ...] = ()
     """Runs by their names; all by default."""
     seeds: tuple[int, ...] = (0, 1)
-    """Of each run."""
+    """Of each run; a teacher has only the first."""
     steps: int = 0
     """Of each run; 0 for the study's."""
     folder: Path = Path("runs/learning")
@@ -373,10 +373,11 @@ def main(arguments: list[str]) -> int:
 
 def trainings(study: Study, options: Options, folder: Path, prepared: Path) -> list[Training]:
     """The runs that the options choose."""
-    found = []
+    found, teachers = [], {run.teacher for run in study.runs.values()}
     for name, run in study.runs.items():
-        seeds = options.seeds[:1] if name in {other.teacher for other in study.runs.values()} else options.seeds
-        for seed in seeds if not options.only or name in options.only else ():
+        for seed in (
+            options.seeds[: 1 if name in teachers else None] if not options.only or name in options.only else ()
+        ):
             given = (*cadence(options.steps or run.steps), *study.shared.split(), *run.options.split())
             workdir = lambda name, seed=seed: folder / f"{name.replace(' ', '-')}-seed{seed}"
             recipe = run.recipe

@@ -70,7 +70,8 @@ class Options(How, Where):  # fields of the last base come first
     """With --init-from: initialize missing heads at random, and ignore heads that the model does not have."""
     teacher: str | None = None
     """What to learn from: a Hugging Face folder or the workdir of a run, or NAME=PATH,NAME=PATH. It is read when the
-    run starts and kept in the workdir. A recipe without a teacher learns its logits, beside its own loss."""
+    run starts and kept in the workdir. A recipe of masked or of next tokens that has no teacher learns this one's
+    logits, beside its own loss."""
     soft_targets: Path | None = None
     """Folder written by `python -m pretrain annotate`: learn from it, with no teacher in the step."""
     extend: Literal["constant", "decay"] | None = None
@@ -119,5 +120,7 @@ class Options(How, Where):  # fields of the last base come first
                 raise UserError(unknown("--track: unknown tracker", name, TRACKERS))
         if self.init_heads_anew and self.init_from is None:
             raise UserError("--init-heads-anew: has no effect without --init-from; add it, or leave this out")
+        if None not in (self.teacher, self.soft_targets):
+            raise UserError("--teacher, --soft-targets: a run learns from one of them; leave the other out")
         if None not in (self.process, self.processes) and self.process >= self.processes:
             raise UserError(f"--process {self.process}: must be below --processes {self.processes}")

@@ -32,8 +32,6 @@ def main(arguments: Sequence[str]) -> int:
     from tpu.compiled import keep_programs_whole
 
     if options.soft_targets is not None:
-        if options.teacher is not None:
-            raise UserError(f"--teacher {options.teacher}: --soft-targets are in its place; leave one of them out")
         targets = SoftTargets(options.soft_targets)
         recipe = of_stored(recipe, targets.manifest["k"], targets.digest)
     recipe = with_sources(recipe, options.teacher, RunDirectory(options.workdir))

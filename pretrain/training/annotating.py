@@ -20,7 +20,7 @@ from data_pipelines.progress import doing
 from data_pipelines.soft_targets import IDS, LOGS, PART_BYTES, VALUES, places, settings_of, value_type
 from data_pipelines.store.files import SUMMARY, beside, describe_files, is_whole, write_json
 from pretrain.objectives.matching import LOGITS_AT_ONCE, Match, largest
-from pretrain.objectives.objective import TEACHERS, Bound, Teacher
+from pretrain.objectives.objective import TEACHERS, Bound
 from pretrain.recipe import Recipe, every_task, resolve, to_json, with_objectives
 from pretrain.steering.discriminator import fingerprint
 from pretrain.storage.run_directory import RunDirectory, read_object
@@ -48,7 +48,6 @@ def annotate(recipe: Recipe, source: str, corpus: Corpus, out: Path, k: int) -> 
     # Checked as the recipe of its students is; then a recipe whose teacher computes their one loss
     alone = lambda objective: dataclasses.replace(objective, stored=0, losses=(Match(),), taught_by=(NAME,))
     taught = with_objectives(of_stored(recipe, k), alone)
-    taught = dataclasses.replace(taught, teachers=(Teacher(NAME, "", recipe.model),))
     taught = resolve(with_sources(taught, source, RunDirectory(out)), corpus)
     (teacher,), shapes = taught.teachers, parameter_shapes(taught)[TEACHERS][NAME]
     params = load_weights("teachers.0.source", teacher.source, teacher.model, shapes, corpus)

@@ -27,26 +27,31 @@ OUTSIDE = "embeddings"  # of `Teacher.copied`: what is outside of the layers
 
 
 def with_sources(recipe: Recipe, given: str | None, workdir: RunDirectory) -> Recipe:
-    """Give the recipe's teachers the sources of `--teacher` (PATH, or NAME=PATH,NAME=PATH) and the configs there; those
-    of the former recipe if the run is resumed from a checkpoint, when no source is read. A recipe without teachers gets
-    one, and the loss of logits by kl."""
-    resumed = workdir.checkpoint_steps()
-    former = workdir.read_recipe().teachers if resumed else ()
-    if not recipe.teachers and (given is not None or former):
-        recipe = dataclasses.replace(with_objectives(recipe, _taught), teachers=(Teacher("teacher", "", recipe.model),))
+    """Give the recipe's teachers the sources of `--teacher` (PATH, or NAME=PATH,NAME=PATH) and the configs there; a
+    recipe without teachers gets one, and the loss of logits by kl. When a run is resumed from a checkpoint, its
+    teachers are those that it began with, and no source is read. UserError if a source is missing or wrong, or if a
+    recipe cannot be taught."""
     if given is None and all(teacher.source for teacher in recipe.teachers):
         return recipe
+    if not recipe.teachers:
+        teacher = Teacher("teacher", "", recipe.model)
+        recipe = dataclasses.replace(with_objectives(recipe, _of_teachers), teachers=(teacher,))
+    resumed = workdir.checkpoint_steps()
+    former = workdir.read_recipe().teachers if resumed else ()
+    sources = {teacher.name: teacher.source for teacher in former}
     if given is None and not former:
         raise UserError(f"--teacher: {recipe.name} needs one; give a Hugging Face folder or the workdir of a run")
-    sources = {teacher.name: teacher.source for teacher in former}
     listed = sources if given is None else _listed(given, [teacher.name for teacher in recipe.teachers])
     if resumed and listed != sources:
         began = ", ".join(f"{name}={source}" for name, source in sources.items()) or "none"
-        raise UserError(f"--teacher {given}: the run in {workdir.path} began with {began}; leave it out")
-    read = lambda teacher: dataclasses.replace(
-        teacher, source=listed[teacher.name], model=_config(listed[teacher.name])
+        raise UserError(
+            f"--teacher {given}: the run in {workdir.path} began with {began}; give that, or use another --workdir"
+        )
+    teachers = former or tuple(
+        dataclasses.replace(teacher, source=listed[teacher.name], model=_config(listed[teacher.name]))
+        for teacher in recipe.teachers
     )
-    recipe = dataclasses.replace(recipe, teachers=former or (*map(read, recipe.teachers),))
+    recipe = dataclasses.replace(recipe, teachers=teachers)
     for index, teacher in enumerate(recipe.teachers):
         if teacher.copied:
             _layers(_setting(index, teacher), teacher, recipe.model)
@@ -86,8 +91,13 @@ def of_stored(recipe: Recipe, k: int, digest: str = "") -> Recipe:
 def _taught(objective: Objective) -> Taught:
     kind, name = TAUGHT.get(type(objective), type(objective)), type(objective).__name__
     if not issubclass(kind, Taught):
-        raise UserError(f"objective {name}: is neither masked nor causal, so it has no teachers; use another recipe")
+        known = " or ".join(known.__name__ for known in TAUGHT)
+        raise UserError(f"objective {name}: learns from no teacher and no soft targets; use a recipe with {known}")
     return kind(**vars(objective))
+
+
+def _of_teachers(objective: Objective) -> Taught:
+    return dataclasses.replace(_taught(objective), stored=0, soft_targets="")
 
 
 def _setting(index: int, teacher: Teacher) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from data_pipelines.errors import UserError
+from data_pipelines.examples.masking import Masking
 from models.core.noise import row_keys
 from models.families.deberta import DebertaConfig
 from pretrain.objectives.distillation import CausalDistillation, Distillation
@@ -22,7 +23,7 @@ from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.opened import restore
 from pretrain.training.run import run
 from pretrain.training.step import model_flops
-from pretrain.training.teaching import taken, with_sources
+from pretrain.training.teaching import of_stored, taken, with_sources
 from tests.pretrain import boxes, tiny
 
 STUDENT = tiny.BERT
@@ -179,7 +180,11 @@ def test_the_command_line_names_a_teacher_whose_config_is_read(source, corpus_pa
             with_sources(two, wrong, workdir)
     plain = with_sources(boxes.recipe(), str(source), workdir)
     assert plain.teachers == (found,) and plain.objective == Distillation(**vars(boxes.recipe().objective))
-    with pytest.raises(UserError, match="^objective ReplacedTokenDetection: is neither masked nor causal, so it has"):
+    stored = of_stored(boxes.recipe(objective=dataclasses.replace(PLAIN, masking=Masking(copies=1))), 3)
+    assert with_sources(stored, str(source), workdir).objective.stored == 0
+    with pytest.raises(
+        UserError, match="^objective ReplacedTokenDetection: learns from no teacher and no soft targets"
+    ):
         with_sources(tiny.electra(), str(source), workdir)
     with pytest.raises(UserError, match=r"^--teacher .*nowhere"):
         with_sources(unnamed, str(tmp_path / "nowhere"), workdir)
@@ -187,8 +192,9 @@ def test_the_command_line_names_a_teacher_whose_config_is_read(source, corpus_pa
     source.rename(source.with_name("elsewhere"))
     for given in (str(source), f"teacher={source}", None):
         assert with_sources(unnamed, given, workdir).teachers == (found,)
-    assert with_sources(boxes.recipe(), None, workdir) == dataclasses.replace(plain, name="toy")
-    with pytest.raises(UserError, match="^--teacher other: the run in .* began with teacher=.*; leave it out"):
+    assert with_sources(boxes.recipe(), str(source), workdir) == plain
+    assert with_sources(boxes.recipe(), None, workdir) == boxes.recipe()
+    with pytest.raises(UserError, match="^--teacher other: the run in .* began with teacher=.*; give that, or"):
         with_sources(unnamed, "other", workdir)
 
 

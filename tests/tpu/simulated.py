@@ -66,6 +66,7 @@ def recipe(name):
     if name == "classify":
         found = dataclasses.replace(replaced(found, "model.labels", ("no", "perhaps", "yes")), objective=Classify())
     if name == "student":
+        # Soft targets are of fixed masks
         found = of_stored(replaced(found, "objective.masking", Masking(copies=1)), k=3)
     if name == "adaptive":
         found = replaced(found, "model.cutoffs", (40, 100))
@@ -94,7 +95,8 @@ def rows_of(recipe, number):
     spec = recipe.objective.spec(recipe.phases[0])
     if IDS in spec:
         likely = rng.dirichlet(np.ones(spec[LOGS].shape[-1]), (rows, spec[LOGS].shape[0]))
-        batch[IDS] = np.argsort(rng.random((*likely.shape[:2], 100)))[..., : spec[IDS].shape[-1]].astype(np.int32)
+        vocab = np.tile(np.arange(tiny.BERT.vocab_size, dtype=np.int32), (*likely.shape[:2], 1))
+        batch[IDS] = rng.permuted(vocab, axis=-1)[..., : spec[IDS].shape[-1]]  # different tokens
         batch[LOGS] = np.log(likely).astype(np.float16)
     cut = lambda array, shape: array[:, : shape[0]] if shape else array
     return {key: _padded(cut(batch[key], one.shape), one.shape) for key, one in spec.items()}
