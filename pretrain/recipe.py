@@ -343,7 +343,8 @@ def _check_model(whose: str, config: Any, objective: Objective, asks: tuple[type
     has = lambda asked: asked in heads if isinstance(asked, str) else isinstance(model, asked)
     lacking = [asked if isinstance(asked, str) else asked.__name__ for asked in asks if not has(asked)]
     if lacking:
-        raise UserError(f"objective {name}: needs {', '.join(lacking)}, which {config_name} lacks; change one of them")
+        cure = "give another --teacher" if whose else "change one of them"
+        raise UserError(f"objective {name}: needs {', '.join(lacking)}, which {config_name} lacks; {cure}")
     if unfit := unfit_inputs(family.inputs, objective.spec(phase)):
         raise UserError(f"objective {name}: its rows do not fit {config_name}: {'; '.join(unfit)}; change one of them")
 

@@ -63,7 +63,7 @@ def _listed(given: str, names: Sequence[str]) -> dict[str, str]:
     parts = [part.partition("=") for part in given.split(",")]
     named = len(names) > 1 or parts[0][0] in names and parts[0][1]
     listed = {name: path for name, _, path in parts} if named else {names[0]: given}
-    if sorted(listed) != sorted(names) or not all(listed.values()):
+    if sorted(listed) != sorted(names) or not all(listed.values()) or named and len(parts) > len(names):
         raise UserError(f"--teacher {given}: the recipe's teachers are {', '.join(names)}; write NAME=PATH,NAME=PATH")
     return listed
 

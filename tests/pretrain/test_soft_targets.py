@@ -239,7 +239,7 @@ def test_what_is_wrong_is_said_in_one_line(masked, sources, corpus_path, bytes_p
         return str(error.value)
 
     assert "objective.masking.copies=0: soft targets are of fixed masks" in refused(tiny.bert())
-    assert refused(tiny.electra()).startswith("objective ReplacedTokenDetection: learns from no teacher and no soft targets")
+    assert refused(tiny.electra()).startswith("objective ReplacedTokenDetection: learns from no teacher")
     assert refused(bert(), k=196) == "--k 196: must be from 1 to the corpus's 195 tokens"
     assert "its tokenizer gives '!' the id None, but the corpus's 0; prepare the corpus" in refused(bert(), bytes_path)
     assert refused(bert(), out=out, k=9) == f"--out {out}: has other contents (other k); give another folder"

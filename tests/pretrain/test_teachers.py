@@ -173,7 +173,7 @@ def test_the_command_line_names_a_teacher_whose_config_is_read(source, corpus_pa
     ):
         with_sources(unnamed, None, workdir)
     two = dataclasses.replace(unnamed, teachers=(*unnamed.teachers, dataclasses.replace(found, name="other")))
-    for wrong in ("x", "teacher=x,y", "teacher=x,others=y"):
+    for wrong in ("x", "teacher=x,y", "teacher=x,others=y", "teacher=x,other=y,other=z"):
         with pytest.raises(
             UserError, match="^--teacher .*: the recipe's teachers are teacher, other; write NAME=PATH,"
         ):
@@ -242,7 +242,7 @@ def test_what_is_wrong_with_a_teacher_is_said_in_one_line(corpus_path, source, t
         check(tiny.bert(model=STUDENT, objective=Distillation()))
     with pytest.raises(UserError, match="teachers: the recipe has teacher, MaskedLanguageModel needs none"):
         check(recipe(source, objective=PLAIN))
-    lacking = "needs Encoder, predictions, which the teacher.s TransformerXLConfig lacks"
+    lacking = "needs Encoder, predictions, which the teacher.s TransformerXLConfig lacks; give another --teacher"
     with pytest.raises(UserError, match=f"objective Distillation: {lacking}"):
         check(recipe(source, tiny.TRANSFORMER_XL))
     with pytest.raises(UserError, match=r"phases.0.length=32: exceeds teachers.0.model.positions=16; lower"):
