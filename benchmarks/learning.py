@@ -374,10 +374,9 @@ def main(arguments: list[str]) -> int:
 def trainings(study: Study, options: Options, folder: Path, prepared: Path) -> list[Training]:
     """The runs that the options choose."""
     found, teachers = [], {run.teacher for run in study.runs.values()}
-    for name, run in study.runs.items():
-        for seed in (
-            options.seeds[: 1 if name in teachers else None] if not options.only or name in options.only else ()
-        ):
+    chosen = {name: run for name, run in study.runs.items() if not options.only or name in options.only}
+    for name, run in chosen.items():
+        for seed in options.seeds[:1] if name in teachers else options.seeds:
             given = (*cadence(options.steps or run.steps), *study.shared.split(), *run.options.split())
             workdir = lambda name, seed=seed: folder / f"{name.replace(' ', '-')}-seed{seed}"
             recipe = run.recipe

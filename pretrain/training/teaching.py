@@ -35,7 +35,8 @@ def with_sources(recipe: Recipe, given: str | None, workdir: RunDirectory) -> Re
         return recipe
     if not recipe.teachers:
         teacher = Teacher("teacher", "", recipe.model)
-        recipe = dataclasses.replace(with_objectives(recipe, _of_teachers), teachers=(teacher,))
+        in_step = lambda objective: dataclasses.replace(_taught(objective), stored=0, soft_targets="")
+        recipe = dataclasses.replace(with_objectives(recipe, in_step), teachers=(teacher,))
     resumed = workdir.checkpoint_steps()
     former = workdir.read_recipe().teachers if resumed else ()
     sources = {teacher.name: teacher.source for teacher in former}
@@ -94,10 +95,6 @@ def _taught(objective: Objective) -> Taught:
         known = " or ".join(known.__name__ for known in TAUGHT)
         raise UserError(f"objective {name}: learns from no teacher and no soft targets; use a recipe with {known}")
     return kind(**vars(objective))
-
-
-def _of_teachers(objective: Objective) -> Taught:
-    return dataclasses.replace(_taught(objective), stored=0, soft_targets="")
 
 
 def _setting(index: int, teacher: Teacher) -> str:

@@ -194,6 +194,10 @@ def test_the_command_line_names_a_teacher_whose_config_is_read(source, corpus_pa
         assert with_sources(unnamed, given, workdir).teachers == (found,)
     assert with_sources(boxes.recipe(), str(source), workdir) == plain
     assert with_sources(boxes.recipe(), None, workdir) == boxes.recipe()
+    with pytest.raises(UserError, match=r"objective.kind: .*; and \d+ more\); give the old values"):
+        run(boxes.recipe(), tiny.options(corpus_path, workdir.path))
+    with pytest.raises(UserError, match="^--teacher, --soft-targets: a run learns from one of them"):
+        tiny.options(corpus_path, workdir.path, teacher="x", soft_targets=tmp_path)
     with pytest.raises(UserError, match="^--teacher other: the run in .* began with teacher=.*; give that, or"):
         with_sources(unnamed, "other", workdir)
 
