@@ -116,6 +116,8 @@ def listed_parts(source: str | Path) -> dict[str, Path]:
 
 def _read(folder: Path) -> Mapping[str, Any]:
     file = folder / "config.json"
+    if not folder.is_dir():
+        raise UserError(f"{folder}: there is no such folder; give one written by `export` or transformers")
     if not file.is_file():
         raise UserError(f"{folder}: has no config.json; give a folder written by `export` or transformers")
     try:

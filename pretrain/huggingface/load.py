@@ -89,12 +89,12 @@ def check_vocabulary(folder: Path, tokenizer_path: Path, source, target) -> None
     """Raise UserError if the vocabulary of the folder's tokenizer differs from the corpus's, except for tokens added
     after those of the source model.   source, target: configs of the models."""
     before, after = _vocabulary(folder), _vocabulary(Path(tokenizer_path))
-    if before is None and source.vocab_size < target.vocab_size:
+    if before is None:
         raise UserError(
-            f"{folder}: has {source.vocab_size:,} tokens and no tokenizer, but the corpus has {target.vocab_size:,} "
-            f"tokens; copy its tokenizer there and prepare the corpus with --tokenizer {folder}"
+            f"{folder}: has no tokenizer to compare with the corpus's; copy the model's there, and prepare the corpus "
+            f"with --tokenizer {folder}"
         )
-    if before is None or before == after:
+    if before == after:
         return
     differing = sorted(before.items() ^ after.items(), key=lambda item: item[::-1])
     token, index = differing[0]

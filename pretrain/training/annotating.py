@@ -50,7 +50,7 @@ def annotate(recipe: Recipe, source: str, corpus: Corpus, out: Path, k: int) -> 
     taught = with_objectives(of_stored(recipe, k), alone)
     taught = resolve(with_sources(taught, source, RunDirectory(out)), corpus)
     (teacher,), shapes = taught.teachers, parameter_shapes(taught)[TEACHERS][NAME]
-    params = load_weights("teachers.0.source", teacher.source, teacher.model, shapes, corpus)
+    params = load_weights("--teacher", teacher.source, teacher.model, shapes, corpus)
     tasks = every_task(taught)
     examples, *others = (training_batches(taught, {"": corpus}, phase, task) for _, phase, task in tasks)
     if any(settings_of(other) != settings_of(examples) for other in others):

@@ -129,7 +129,8 @@ def initial_weights(placed: Placed, corpus: Corpus, options: Options) -> Initial
             if PROJECTIONS in beside:  # drawn anew
                 weights |= random([path for path, _ in leaves({PROJECTIONS: beside[PROJECTIONS]})])
         for index, teacher in enumerate(() if resumes else recipe.teachers):
-            setting, wanted = f"teachers.{index}.source", shapes[TEACHERS][teacher.name]
+            setting = "--teacher" if options.teacher else f"teachers.{index}.source"
+            wanted = shapes[TEACHERS][teacher.name]
             given = setting, teacher.source, teacher.model, wanted, corpus
             teachers[teacher.name] = load_weights(*given, best=teacher.best)
         if source is not None and any(teacher.copied for teacher in recipe.teachers):

@@ -92,7 +92,7 @@ WRONG = {
         "electra", with_fields("generator", embedding_size=8), {}, "model.embedding is 16", "8",
     ),
     "a part that is missing": (
-        "electra", lambda folder: shutil.rmtree(folder / "generator"), {}, "{folder}/generator", "config.json",
+        "electra", lambda folder: shutil.rmtree(folder / "generator"), {}, "{folder}/generator", "there is no such folder",
     ),
     "a pickle": (
         "masked", lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), {},
@@ -100,6 +100,7 @@ WRONG = {
     ),
     "damaged weights": ("masked", with_bytes("model.safetensors"), {}, "model.safetensors"),
     "a damaged config": ("masked", with_bytes("config.json"), {}, "config"),
+    "no config": ("masked", lambda folder: (folder / "config.json").unlink(), {}, "has no config.json; give a folder"),
     "a damaged tokenizer": ("masked", with_bytes("tokenizer.json"), {}, "tokenizer"),
     "another family": ("masked", None, "electra", "'bert'", "'electra'"),
     "a family that there is not": ("pretraining", with_fields(model_type="gptj"), {}, "model_type='gptj'", KNOWN),
@@ -128,9 +129,12 @@ def test_another_vocabulary_in_vocab_txt_is_an_error(exported, configs, tokenize
     expect_load_error(folder, configs["masked"], tokenizer_path, "prepare the corpus with --tokenizer")
 
 
-def test_sharded_weights_load_and_missing_shards_are_named(configs, tokenizer_path, tmp_path):
+def test_sharded_weights_load_beside_a_tokenizer_and_missing_shards_are_named(configs, tokenizer_path, tmp_path):
     model = reference.torch_model(configs["masked"], "model", heads=HEADS["masked"])
     model.save_pretrained(tmp_path, max_shard_size="10KB")
+    without = "has no tokenizer to compare with the corpus's; copy the model's there"
+    expect_load_error(tmp_path, configs["masked"], tokenizer_path, without, kind="masked")
+    shutil.copytree(tokenizer_path, tmp_path, dirs_exist_ok=True)
     loaded = load_like(tmp_path, configs["masked"], tokenizer_path, "masked")
     expected = model.cls.predictions.transform.dense.weight.detach().numpy().T
     np.testing.assert_array_equal(loaded["predictions"]["dense"]["kernel"], expected)
@@ -140,10 +144,10 @@ def test_sharded_weights_load_and_missing_shards_are_named(configs, tokenizer_pa
 
 
 SOURCES = {
-    "nowhere": "config.json",
+    "nowhere": "there is no such folder",
     "generator=a": "discriminator=DIR",
     "teacher=a,generator=b": "'teacher'",
-    "discriminator=a,generator=b": "config.json",
+    "discriminator=a,generator=b": "b: there is no such folder",
 }
 
 
