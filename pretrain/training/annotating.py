@@ -17,7 +17,16 @@ from data_pipelines.corpus import Corpus, sound
 from data_pipelines.durable import locked, put_folder, writing
 from data_pipelines.errors import UserError
 from data_pipelines.progress import doing
-from data_pipelines.soft_targets import IDS, LOGS, PART_BYTES, VALUES, places, settings_of, value_type
+from data_pipelines.soft_targets import (
+    IDS,
+    LOGS,
+    PART_BYTES,
+    VALUES,
+    SoftTargets,
+    places,
+    settings_of,
+    value_type,
+)
 from data_pipelines.store.files import SUMMARY, beside, describe_files, is_whole, write_json
 from pretrain.objectives.matching import LOGITS_AT_ONCE, Match, largest
 from pretrain.objectives.objective import TEACHERS, Bound
@@ -36,8 +45,9 @@ NAME = "teacher"
 ROWS = 256  # most for a device at once
 
 
-def annotate(recipe: Recipe, source: str, corpus: Corpus, out: Path, k: int) -> tuple[int, int]:
-    """Store k soft targets of each place of a recipe's training rows -> (parts, how many of them were not there yet).
+def annotate(recipe: Recipe, source: str, corpus: Corpus, out: Path, k: int) -> tuple[int, int, float]:
+    """Store k soft targets of each place of a recipe's training rows -> (parts, how many of them were not there yet,
+    how much of the teacher's probability the k tokens have).
 
     source: of the teacher, as of `run --teacher`.   UserError for mistakes of the user.
     """
@@ -79,7 +89,7 @@ def annotate(recipe: Recipe, source: str, corpus: Corpus, out: Path, k: int) -> 
                 np.save(made / VALUES, values)
                 write_json(made / SUMMARY, {"files": describe_files(made, VALUES)})
                 put_folder(made, folder)
-    return len(folders), len(lacking)
+    return len(folders), len(lacking), SoftTargets(out).share()
 
 
 @contextlib.contextmanager

@@ -154,7 +154,7 @@ def assemble(recipe: Recipe, program: Program | None = None) -> Assembly:
     for index in range(len(recipe.phases)):
         check_sparse(recipe, index, optimizer_in(recipe, index), table)
     program = program or programs.default()
-    # Kernels are chosen for the trained model; they may not support a teacher's attention.
+    # Kernels are chosen for the trained model; `with_kernels` gives them to teachers whose attention they can compute.
     plain, asks = dataclasses.replace(program, attention="xla"), asked_of_teachers(recipe)
     teachers = {teacher.name: model_of(teacher.model, asks[teacher.name], plain) for teacher in recipe.teachers}
     model = model_of(recipe.model, asked(recipe), program)

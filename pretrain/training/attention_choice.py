@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 
+import flax.linen as nn
 import jax
 from jax.sharding import Mesh
 
@@ -25,7 +26,7 @@ from pretrain.objectives.objective import Task
 from pretrain.options import Options
 from pretrain.recipe import Phase, Recipe, every_task
 from pretrain.training.assembly import Assembly
-from tpu.generations import generation_of
+from tpu.generations import Generation, generation_of
 from tpu.rules import activation_rules
 
 
@@ -104,6 +105,20 @@ def for_evaluation(assembly: Assembly, index: int, task: Task, mesh: Mesh) -> As
     return assembly._replace(model=assembly.model.clone(program=dataclasses.replace(program, attention="xla")))
 
 
+def with_kernels(assembly: Assembly, mesh: Mesh) -> Assembly:
+    """Give the trained model's kernels to the teachers whose attention they can compute."""
+    recipe, program = assembly.recipe, assembly.model.program
+
+    def of(teacher: nn.Module) -> nn.Module:
+        config, kernels = teacher.config, program.attention
+        rows = [(phase, task.objective.memory(config, train=True)) for _, phase, task in every_task(recipe)]
+        if kernels in PLAIN or any(_of_rows(config, kernels, *of_task, mesh) for of_task in rows):
+            return teacher
+        return teacher.clone(program=program)
+
+    return assembly._replace(teachers={name: of(teacher) for name, teacher in assembly.teachers.items()})
+
+
 def _is_sparse(model) -> bool:
     """Return whether a model config has a sparse pattern."""
     return getattr(model, "pattern", Pattern()).name != DENSE
@@ -111,7 +126,7 @@ def _is_sparse(model) -> bool:
 
 def _kernels(recipe: Recipe, platform: str | None) -> list[str]:
     """List the kernels of a platform for the kinds of attention that the recipe's model has."""
-    form, asked = family_of(recipe.model).attention, _attentions(recipe, recipe.phases[0], 0)
+    form, asked = family_of(recipe.model).attention, _attentions(recipe.model, recipe.phases[0], 0)
     kinds = {_is_sparse(recipe.model)} | {attention.blocks is not None for attention in asked}
     of_kinds = [kernel for kernel in KERNELS.values() if kernel.form == form and kernel.sparse in kinds]
     return [kernel.name for kernel in of_kinds if (platform or jax.default_backend()) in kernel.platforms]
@@ -131,18 +146,14 @@ def _depth(recipe: Recipe, kernels: str, program: Program, mesh: Mesh | None) ->
 
 def _obstacles(recipe: Recipe, program: Program, kernels: str, mesh: Mesh | None) -> list[str]:
     """List the reasons why a recipe cannot be trained with these kernels."""
-    tpu = generation_of(mesh.devices.flat[0].device_kind) if mesh else None
+    tpu = _generation(mesh)
     if tpu and not tpu.kernels:
         return [f"no kernel compiles for TPU {tpu.prefix}"]
     obstacles = [
         obstacle
         for _, phase, task in every_task(recipe)
-        for obstacle in _of_rows(recipe, kernels, phase, task.objective.memory(recipe.model, train=True), mesh)
+        for obstacle in _of_rows(recipe.model, kernels, phase, task.objective.memory(recipe.model, train=True), mesh)
     ]
-    asked = [attention for _, phase, _ in every_task(recipe) for attention in _attentions(recipe, phase, 0, mesh)]
-    longest = max((attention.length for attention in asked if attention.by_distance), default=0)
-    if tpu and longest > tpu.biased:
-        obstacles.append(f"TPU {tpu.prefix} has no room for a bias of {longest} tokens: use at most {tpu.biased}")
     if program.dtype != "bfloat16":
         obstacles.append(f"--dtype is {program.dtype}: use bfloat16")
     return list(dict.fromkeys(obstacles))
@@ -151,23 +162,32 @@ def _obstacles(recipe: Recipe, program: Program, kernels: str, mesh: Mesh | None
 def _of_evaluation(recipe: Recipe, kernels: str, index: int, task: Task, mesh: Mesh | None) -> list[str]:
     """List the reasons why kernels that train a task in a phase cannot evaluate it."""
     memory = task.objective.memory(recipe.model, train=False)
-    return _of_rows(recipe, kernels, recipe.phases[index], memory, mesh)
+    return _of_rows(recipe.model, kernels, recipe.phases[index], memory, mesh)
 
 
-def _of_rows(recipe: Recipe, kernels: str, phase: Phase, memory: int, mesh: Mesh | None) -> list[str]:
-    """List the reasons why kernels cannot compute the attention of a phase's rows with this memory length."""
-    attentions = _attentions(recipe, phase, memory, mesh)
+def _of_rows(model, kernels: str, phase: Phase, memory: int, mesh: Mesh | None) -> list[str]:
+    """List the reasons why kernels cannot compute the attention of a phase's rows with this memory length.
+    model: the config of a recipe's model, or of a teacher."""
+    attentions, tpu = _attentions(model, phase, memory, mesh), _generation(mesh)
     if not attentions:
         return ["the output of the only layer is needed at few positions"]
-    form = family_of(recipe.model).attention
+    form = family_of(model).attention
     with _on(mesh):
-        return [reason for attention in attentions for reason in choose(kernels, form, attention)[1]]
+        obstacles = [reason for attention in attentions for reason in choose(kernels, form, attention)[1]]
+    longest = max((attention.length for attention in attentions if attention.by_distance), default=0)
+    if tpu and longest > tpu.biased:
+        obstacles.append(f"TPU {tpu.prefix} has no room for a bias of {longest} tokens: use at most {tpu.biased}")
+    return obstacles
 
 
-def _attentions(recipe: Recipe, phase: Phase, memory: int, mesh: Mesh | None = None) -> list[Attention]:
-    """Describe the attentions of a recipe in a phase's rows."""
+def _attentions(model, phase: Phase, memory: int, mesh: Mesh | None = None) -> list[Attention]:
+    """Describe the attentions of a model in a phase's rows."""
     with _on(mesh):
-        return family_of(recipe.model).attentions(recipe.model, phase, memory)
+        return family_of(model).attentions(model, phase, memory)
+
+
+def _generation(mesh: Mesh | None) -> Generation | None:
+    return generation_of(mesh.devices.flat[0].device_kind) if mesh else None
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ from pretrain.training.assembly import (
     split_frozen,
     transformation_in,
 )
-from pretrain.training.attention_choice import chosen_program, for_evaluation
+from pretrain.training.attention_choice import chosen_program, for_evaluation, with_kernels
 from pretrain.training.step import Given, evaluation_step, first_moments, given_in, mean_flops, train_step, unread
 from tpu.generations import GIB
 from tpu.mesh import Load, MeshShape, choose_mesh, divided_by, load_on, mesh_shape
@@ -138,7 +138,7 @@ def place(
 
 def place_on(recipe: Recipe, mesh: Mesh, program: Program, load: Load, microbatches: int = 1) -> Placed:
     """Place a recipe on a mesh, with a program."""
-    assembly = assemble(recipe, program)
+    assembly = with_kernels(assemble(recipe, program), mesh)
     with divided_by(mesh):
         return Placed(assembly, mesh, load, stages(assembly, mesh, microbatches))
 

@@ -21,14 +21,21 @@ from models.attention.sparse import attention as blocked
 from models.core.program import Program
 from models.families.registry import FAMILIES, family_of
 from models.families.transformer_xl import TransformerXLConfig
-from pretrain.objectives.objective import Moment
+from pretrain.objectives.distillation import Distillation
+from pretrain.objectives.objective import Moment, Teacher
 from pretrain.objectives.sequence_to_sequence import PhaseWithTargets
 from pretrain.recipe import Phase, every_task
 from pretrain.recipes.registry import RECIPES
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import attention_choice
 from pretrain.training.assembly import assemble, initial_params, parameter_shapes
-from pretrain.training.attention_choice import chosen_program, for_evaluation, form_of_pattern, why_plain
+from pretrain.training.attention_choice import (
+    chosen_program,
+    for_evaluation,
+    form_of_pattern,
+    why_plain,
+    with_kernels,
+)
 from pretrain.training.placement import stages
 from pretrain.training.run import run
 from tests.pretrain import tiny, toys
@@ -260,6 +267,27 @@ def test_a_run_says_once_why_attention_is_not_the_kernel(corpus_path, tmp_path, 
     run(toys.recipe(steps=1), tiny.options(corpus_path, tmp_path))
     log = RunDirectory(tmp_path).log.read_text()
     assert log.count("attention xla: splash does not work here: length=16: choose a multiple of 128") == 1
+
+
+@pytest.mark.parametrize(
+    "teacher, named, attention",
+    [
+        (bert(depth=3), None, "splash"),
+        (bert(depth=3), "xla", "xla"),
+        (bert(rate=0.1), None, "xla"),
+        (transformer_xl(), None, "xla"),
+        (sparse(), None, "xla"),
+    ],
+)
+def test_a_teacher_has_the_kernel_of_its_student_where_that_can_compute_its_attention(
+    teacher, named, attention, tmp_path
+):
+    recipe = dataclasses.replace(bert(), teachers=(Teacher("teacher", "", teacher.model),), objective=Distillation())
+    mesh = row_mesh(jax.devices(), [1])
+    program = chosen_program(recipe, tiny.options(tmp_path, tmp_path, attention=named), mesh, "tpu")
+    found = with_kernels(assemble(recipe, program), mesh)
+    assert found.model.program == program and program.attention == (named or "splash")
+    assert found.teachers["teacher"].program == dataclasses.replace(program, attention=attention)
 
 
 @pytest.mark.parametrize(

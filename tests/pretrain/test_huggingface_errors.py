@@ -92,7 +92,8 @@ WRONG = {
         "electra", with_fields("generator", embedding_size=8), {}, "model.embedding is 16", "8",
     ),
     "a part that is missing": (
-        "electra", lambda folder: shutil.rmtree(folder / "generator"), {}, "{folder}/generator", "there is no such folder",
+        "electra", lambda folder: shutil.rmtree(folder / "generator"), {},
+        "{folder}/generator: there is no such folder",
     ),
     "a pickle": (
         "masked", lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), {},

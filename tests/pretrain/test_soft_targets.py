@@ -90,7 +90,7 @@ def test_the_whole_vocabulary_teaches_what_the_teacher_in_the_step_does(name, so
     recipe, corpus, teacher = sources[name]
     vocab, losses = Corpus(corpus).vocab_size, (Match(temperature=2.0, weight=3.0),)
     monkeypatch.setattr(annotating, "PART_BYTES", 200_000)  # several parts
-    annotate(recipe(), teacher, Corpus(corpus), tmp_path / "soft", k=vocab)
+    assert annotate(recipe(), teacher, Corpus(corpus), tmp_path / "soft", k=vocab)[-1] == pytest.approx(1, abs=1e-4)
     assert len(SoftTargets(tmp_path / "soft").parts) > 2
     stored = learning(recipe(), tmp_path / "soft")
     objective = dataclasses.replace(stored.objective, losses=losses)
@@ -130,8 +130,10 @@ def test_a_killed_annotation_goes_on_with_the_same_bytes(sources, tmp_path, monk
     recipe, corpus, teacher = sources["masked"]
     monkeypatch.setattr(annotating, "PART_BYTES", 10_000)
     write = lambda name: annotate(recipe(), teacher, Corpus(corpus), tmp_path / name, k=8)
-    parts, made = write("whole")
+    parts, made, share = write("whole")
     assert parts == made > 3
+    likeliest = np.load(tmp_path / "whole/000000/values.npy")[LOGS][..., :-1].astype(np.float32)
+    assert share == pytest.approx(np.exp(likeliest).sum(-1).mean(), abs=1e-3) and share < 0.9
     written, put = [], annotating.put_folder
 
     def killed(made, place):
@@ -156,7 +158,7 @@ def test_a_killed_annotation_goes_on_with_the_same_bytes(sources, tmp_path, monk
     with monkeypatch.context() as patch, pytest.raises(UserError, match=r"cannot write there \(8 requested and 3 wri"):
         patch.setattr(np, "save", full)
         write("killed")
-    assert write("killed") == (parts, parts - 2)
+    assert write("killed") == (parts, parts - 2, share)
     after = {path: found for path, found in files(tmp_path / "killed").items() if path in before}
     assert before == after
     assert (tmp_path / "killed/photos.x").is_dir()
@@ -214,7 +216,7 @@ def test_a_damaged_part_is_found_and_made_again(masked, sources, tmp_path):
 def test_the_folder_is_beside_the_corpus_and_on_this_disk(corpus_path, monkeypatch, capsys):
     command = lambda corpus, *more: main(["annotate", "bert-tiny", "--teacher", "x", "--corpus", corpus, *more])
     outs = []
-    monkeypatch.setattr(annotating, "annotate", lambda recipe, source, corpus, out, k: outs.append(out) or (1, 1))
+    monkeypatch.setattr(annotating, "annotate", lambda recipe, source, corpus, out, k: outs.append(out) or (1, 1, 0.5))
     monkeypatch.chdir(corpus_path / "tokenizer")
     assert command("..") == 0
     monkeypatch.chdir(corpus_path)
@@ -222,7 +224,9 @@ def test_the_folder_is_beside_the_corpus_and_on_this_disk(corpus_path, monkeypat
     assert command("gs://b/x") == command(".", "--out", "gs://b/x") == 2
     run = ["run", "gpt2-tiny", "--corpus", ".", "--workdir", "x", "--soft-targets", "gs://b/x"]
     assert main(run) == 2
-    assert capsys.readouterr().err.splitlines() == [
+    printed = capsys.readouterr()
+    assert "1 parts, 1 of them made now; the 64 tokens of a place have 50.0% of the teacher's" in printed.out
+    assert printed.err.splitlines() == [
         "error: --corpus gs://b/x: is not on this disk, so soft targets need a folder; give --out",
         "error: --out gs://b/x: give a local path",
         "error: --soft-targets gs://b/x: give a local path",
