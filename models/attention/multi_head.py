@@ -133,9 +133,11 @@ class MultiHeadAttention(nn.Module):
             mixing = self._mixing(x.shape[1], mask)
         operands = mixing.layout.operands(queries, keys, weights, sizes.heads, dtype, values)
         operands = operands if turns is None else mixing.layout.turn(operands, of_queries, turns)
-        if asked := recorded(self):
-            apart = HEADS_APART.operands(queries, keys, weights, sizes.heads, dtype, values)
-            apart = apart if turns is None else HEADS_APART.turn(apart, of_queries, turns)
+        if asked := {PROJECTED, SHARES}.intersection(recorded(self)):
+            apart = operands
+            if mixing.layout is not HEADS_APART:
+                apart = HEADS_APART.operands(queries, keys, weights, sizes.heads, dtype, values)
+                apart = apart if turns is None else HEADS_APART.turn(apart, of_queries, turns)
             self.sow(PROJECTED, "operands", apart)
             if SHARES in asked:
                 self.sow(SHARES, "shares", plain.shares(*apart[:2], mask, visible(mask)))

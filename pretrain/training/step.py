@@ -277,7 +277,7 @@ def unread(recipe: Recipe, index: int) -> tuple[str, ...]:
 
 @functools.lru_cache
 def model_flops(recipe: Recipe, phase: Phase, task: Task | None = None) -> float:
-    """Count the FLOPs of a task's train step in its traced loss. Attention counts the share of pairs in `Family.seen`,
+    """Count the FLOPs of a task's train step in what its traced loss reads. Attention counts the share of pairs in `Family.seen`,
     relative attention all pairs. The backward pass costs two forward passes, since the gradient of a product is two
     products of its size; a teacher has no backward pass.
 
@@ -293,7 +293,8 @@ def model_flops(recipe: Recipe, phase: Phase, task: Task | None = None) -> float
         seen = (OF_PATTERN in where and family.seen_by_pattern) or family.seen
         return passes * seen(model, phase)
 
-    return flops(traced, {}, counted_as).total
+    needed, _ = partial_eval.dce_jaxpr(traced.jaxpr, [True])
+    return flops(traced.replace(jaxpr=needed), {}, counted_as).total
 
 
 def mean_flops(recipe: Recipe) -> float:

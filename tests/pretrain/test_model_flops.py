@@ -10,6 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from data_pipelines.examples.masking import Masking
 from models.attention.patterns.pattern import Pattern
 from models.families.registry import family_of
+from pretrain.objectives.distillation import Distillation
+from pretrain.objectives.matching import Match
+from pretrain.objectives.objective import Teacher
 from pretrain.objectives.sequence_to_sequence import PhaseWithTargets
 from pretrain.recipe import Phase
 from pretrain.training.step import model_flops
@@ -74,6 +77,19 @@ def test_of_a_sparse_pattern_the_visible_pairs_count():
         sparse = dataclasses.replace(model, pattern=Pattern("bigbird", block=4, random=1))
         saved = forward(model, masking=ALL, **label) - forward(sparse, masking=ALL, **label)
         assert saved == pytest.approx(4 * ROWS * width * hidden)
+
+
+def test_a_teacher_counts_its_forward_pass_and_what_no_loss_reads_nothing():
+    """The student's last layer computes all positions for a loss of hidden states, and the teacher's too."""
+    teacher, losses = dataclasses.replace(BERT, depth=3), (Match(), Match("hidden", "cosine", "top"))
+    objective = Distillation(masking=ALL, losses=losses)
+    recipe = dataclasses.replace(
+        tiny.bert(model=BERT, objective=objective), teachers=(Teacher("teacher", "", teacher),)
+    )
+    student, of_teacher = (
+        torch_flops(reference.torch_model(model, "model", heads=("predictions",))) for model in (BERT, teacher)
+    )
+    assert model_flops(recipe, Phase(1.0, LENGTH, ROWS)) == 3 * student + of_teacher
 
 
 def test_an_encoder_decoder_needs_what_a_count_by_hand_says():
