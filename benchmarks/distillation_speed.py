@@ -1,7 +1,7 @@
 """What a teacher costs: a step of distillation beside the student's own step and the teacher's forward pass, and the
 step of a student that learns from stored soft targets.
 
-    python -m benchmarks.distillation_speed [--recipe distilbert-tiny] [--rows 32] [--length 128] [--rounds 20] [--k 64]
+    python -m benchmarks.distillation_speed [--recipe distilbert-tiny] [--rows 32] [--rounds 20] [--k 256]
 
 On the first device, by turns, random rows, the recipe's losses and no dropout elsewhere than the recipe has it. One
 without a teacher, like gpt2-tiny, is a student alone, and of soft targets.
@@ -29,7 +29,7 @@ class Options:
     rows: int = 32
     length: int = 128
     rounds: int = 20
-    k: int = 64
+    k: int = 256
 
 
 def main(arguments: list[str]) -> int:

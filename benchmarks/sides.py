@@ -88,6 +88,7 @@ def batch_of(recipe) -> dict[str, np.ndarray]:
         "prediction_weights": np.ones((rows, slots), np.float32),
         "targets": np.roll(tokens, -1, axis=1),
         "weights": np.ones((rows, length), np.float32),
+        **dict.fromkeys(("next_sentence", "sentence_order"), rng.integers(0, 2, rows, dtype=np.int32)),
     }
     if "decoder_tokens" in spec:
         targets = batch["targets"][:, : phase.target_length]

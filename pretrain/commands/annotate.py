@@ -24,9 +24,9 @@ class Annotate:
     """Hugging Face folder, or the workdir of a run."""
     out: Path | None = None
     """Folder to write, or to go on with after a kill; by default CORPUS-soft-targets, beside the corpus."""
-    k: int = 64
+    k: int = 256
     """Number of tokens to store of a place, those with the highest probabilities; all others count as one. What they
-    have of the teacher's probability is printed: below 90%, give more."""
+    have of the teacher's probability is printed: below 85%, give more. Corpora with fewer tokens store all."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,7 +41,8 @@ def main(arguments: Sequence[str]) -> int:
 
     beside = corpus.path.resolve()
     out = options.out or beside.with_name(f"{beside.name}-soft-targets")
-    parts, made, share = annotate(recipe, options.teacher, corpus, out, options.k)
-    held = f"the {options.k} tokens of a place have {share:.1%} of the teacher's probability"
+    k = min(options.k, corpus.vocab_size)
+    parts, made, share = annotate(recipe, options.teacher, corpus, out, k)
+    held = f"the {k} tokens of a place have {share:.1%} of the teacher's probability"
     print(f"{out}: {parts} parts, {made} of them made now; {held}")
     return 0

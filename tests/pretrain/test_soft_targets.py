@@ -225,7 +225,7 @@ def test_the_folder_is_beside_the_corpus_and_on_this_disk(corpus_path, monkeypat
     run = ["run", "gpt2-tiny", "--corpus", ".", "--workdir", "x", "--soft-targets", "gs://b/x"]
     assert main(run) == 2
     printed = capsys.readouterr()
-    assert "1 parts, 1 of them made now; the 64 tokens of a place have 50.0% of the teacher's" in printed.out
+    assert "1 parts, 1 of them made now; the 195 tokens of a place have 50.0% of the teacher's" in printed.out
     assert printed.err.splitlines() == [
         "error: --corpus gs://b/x: is not on this disk, so soft targets need a folder; give --out",
         "error: --out gs://b/x: give a local path",
@@ -244,7 +244,7 @@ def test_what_is_wrong_is_said_in_one_line(masked, sources, corpus_path, bytes_p
 
     assert "objective.masking.copies=0: soft targets are of fixed masks" in refused(tiny.bert())
     assert refused(tiny.electra()).startswith("objective ReplacedTokenDetection: learns from no teacher")
-    assert refused(bert(), k=196) == "--k 196: must be from 1 to the corpus's 195 tokens"
+    assert refused(bert(), k=0) == "--k 0: must be 1 or more"
     assert "its tokenizer gives '!' the id None, but the corpus's 0; prepare the corpus" in refused(bert(), bytes_path)
     assert refused(bert(), out=out, k=9) == f"--out {out}: has other contents (other k); give another folder"
     with pytest.MonkeyPatch.context() as patch:
