@@ -205,14 +205,23 @@ def _projected(projection: Array, hidden: Array) -> Array:
 def soft(ours: Array, theirs: Array, by: str, temperature: Array | float, seen: Array | None = None) -> Array:
     """Compute a loss between two distributions [..., n] -> f32[...].   ours, theirs: logits, -inf for what has no
     probability.   seen: bool[..., n], of what is there, by default where the teacher's are finite."""
-    seen = jnp.isfinite(theirs) if seen is None else seen
-    lowest = jnp.finfo(jnp.float32).min
-    ours, theirs = (jnp.where(seen, x.astype(jnp.float32), 0.0) for x in (ours, theirs))
+    ours, theirs = ours.astype(jnp.float32), theirs.astype(jnp.float32)
+    theirs = theirs if seen is None else jnp.where(seen, theirs, -jnp.inf)
     if by == MSE:
-        return jnp.square(ours - theirs).sum(-1) / seen.sum(-1)
-    log_q, log_p = (jax.nn.log_softmax(jnp.where(seen, x / temperature, lowest), axis=-1) for x in (ours, theirs))
-    p = jnp.where(seen, jnp.exp(log_p), 0.0)
-    return jnp.sum(p * ((log_p if by == KL else 0.0) - log_q), axis=-1) * temperature**2
+        seen = jnp.isfinite(theirs)
+        return jnp.square(jnp.where(seen, ours - theirs, 0.0)).sum(-1) / seen.sum(-1)
+    lowest = jnp.finfo(jnp.float32).min
+    theirs = jnp.maximum(theirs / temperature, lowest)
+    seen = theirs > lowest
+    ours = jnp.where(seen, ours / temperature, lowest)
+    # Sums alone: log-probabilities as an array, written and read again, take twice the time.
+    log_sums = [jax.nn.logsumexp(x, axis=-1) for x in (ours, theirs)]
+    p = jnp.exp(theirs - log_sums[1][..., None])
+    if by == KL:
+        loss = jnp.sum(p * (theirs - ours), axis=-1) + log_sums[0] - log_sums[1]
+    else:
+        loss = log_sums[0] - jnp.sum(p * ours, axis=-1)
+    return jnp.where(seen.any(-1), loss, 0.0) * temperature**2
 
 
 def largest(logits: Array, k: int) -> tuple[Array, Array]:
@@ -297,7 +306,7 @@ def _of_attention(match: Match, ours: list[Array], theirs: list[Array], seen: Ar
         maps = (jax.nn.softmax(jnp.where(seen, x, jnp.finfo(jnp.float32).min), -1) for x in (of_student, of_teacher))
         of_student, of_teacher = maps
         return jnp.sum(jnp.where(seen, jnp.square(of_student - of_teacher), 0.0).mean(1))
-    return jnp.sum(soft(of_student, of_teacher, match.by, temperature, seen).mean(1) * seen.any(-1)[:, 0])
+    return jnp.sum(soft(of_student, of_teacher, match.by, temperature, seen).mean(1))
 
 
 def _scores(q: Array, k: Array, heads: int) -> Array:
