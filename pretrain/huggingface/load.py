@@ -89,13 +89,13 @@ def check_vocabulary(folder: Path, tokenizer_path: Path, source, target) -> None
     """Raise UserError if the vocabulary of the folder's tokenizer differs from the corpus's, except for tokens added
     after those of the source model.   source, target: configs of the models."""
     before, after = _vocabulary(folder), _vocabulary(Path(tokenizer_path))
+    if before == after:
+        return
     if before is None:
         raise UserError(
             f"{folder}: has no tokenizer to compare with the corpus's; copy the model's there, and prepare the corpus "
             f"with --tokenizer {folder}"
         )
-    if before == after:
-        return
     differing = sorted(before.items() ^ after.items(), key=lambda item: item[::-1])
     token, index = differing[0]
     if index < source.vocab_size or any(token in before for token, _ in differing):

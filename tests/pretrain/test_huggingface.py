@@ -226,22 +226,22 @@ def test_weights_that_are_written_otherwise_load(exported, configs, tokenizer_pa
 
 
 @pytest.mark.parametrize("kind", ["t5 untied", "mt5"])
-def test_what_transformers_has_loaded_and_saved_is_the_same_model(exported, configs, tokenizers, tmp_path, kind):
+def test_what_transformers_has_loaded_and_saved_is_the_same_model(exported, configs, tmp_path, kind):
     """Though it then says that embeddings and softmax have the same weights."""
     folder, config = exported(kind), configs[kind]
     transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).save_pretrained(tmp_path / "theirs")
     assert json.loads((tmp_path / "theirs" / "config.json").read_text())["tie_word_embeddings"]
-    before, after = (load_like(of, config, tokenizers["t5"]) for of in (folder, tmp_path / "theirs"))
+    before, after = (load_like(of, config, of) for of in (folder, tmp_path / "theirs"))
     jax.tree.map(np.testing.assert_array_equal, before, after)
 
 
-def test_a_classifier_of_rows_is_that_of_transformers(configs, tokenizer_path, tmp_path):
+def test_a_classifier_of_rows_is_that_of_transformers(configs, tmp_path):
     config, heads = configs["classes"], HEADS["classes"]
     theirs = reference.torch_model(config, "model", heads=heads)
     theirs.save_pretrained(tmp_path)
     ours, params = (
         FAMILIES["bert"].module(config, Program(), heads),
-        load_like(tmp_path, config, tokenizer_path, "classes"),
+        load_like(tmp_path, config, tmp_path, "classes"),
     )
     tokens = np.arange(5, 29, dtype=np.int32).reshape(2, 12)
     inputs = {"tokens": tokens, "types": np.zeros_like(tokens), "segments": np.ones_like(tokens)}
@@ -258,25 +258,25 @@ def test_a_model_whose_heads_no_class_has_is_not_exported(configs, tokenizer_pat
         export(params, config, tokenizer_path, tmp_path / "out")
 
 
-def test_half_precision_weights_load_as_float32(configs, tokenizer_path, tmp_path):
+def test_half_precision_weights_load_as_float32(configs, tmp_path):
     model = reference.torch_model(configs["masked"], "model", heads=HEADS["masked"]).to(torch.float16)
     model.save_pretrained(tmp_path)
-    loaded = load_like(tmp_path, configs["masked"], tokenizer_path, "masked")
+    loaded = load_like(tmp_path, configs["masked"], tmp_path, "masked")
     expected = model.bert.embeddings.position_embeddings.weight.detach().float().numpy()
     assert loaded["embeddings"]["positions"].dtype == np.float32
     np.testing.assert_array_equal(loaded["embeddings"]["positions"], expected)
 
 
-def test_a_bare_trunk_starts_its_heads_anew_only_where_that_is_asked_for(configs, tokenizer_path, tmp_path, caplog):
+def test_a_bare_trunk_starts_its_heads_anew_only_where_that_is_asked_for(configs, tmp_path, caplog):
     config, start = configs["pretraining"], random_params(configs["pretraining"], seed=1)
     theirs = reference.torch_model(config, "model")
     theirs.bert.save_pretrained(tmp_path)
     said = r"has no cls\.predictions\..* start them anew with --init-heads-anew"
     with pytest.raises(UserError, match=said) as error:
-        load_like(tmp_path, config, tokenizer_path)
+        load_like(tmp_path, config, tmp_path)
     assert "bert." not in str(error.value)
     with caplog.at_level(logging.WARNING):
-        loaded = load(tmp_path, config, parameter_shapes(config), tokenizer_path, start=lambda: start)
+        loaded = load(tmp_path, config, parameter_shapes(config), tmp_path, start=lambda: start)
     assert (
         "cls.predictions.bias" in caplog.text
         and "start from random weights" in caplog.text
@@ -288,12 +288,12 @@ def test_a_bare_trunk_starts_its_heads_anew_only_where_that_is_asked_for(configs
     np.testing.assert_array_equal(loaded["layers"]["feed_forward"]["down"]["kernel"][1], expected)
 
 
-def test_a_head_that_is_a_part_of_the_module_starts_anew_too(configs, tokenizer_path, tmp_path):
+def test_a_head_that_is_a_part_of_the_module_starts_anew_too(configs, tmp_path):
     config, start = configs["xlnet"], random_params(configs["xlnet"], seed=1)
     reference.torch_model(config, "model").transformer.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"has no lm_loss\.bias.*start them anew with --init-heads-anew"):
-        load_like(tmp_path, config, tokenizer_path)
-    loaded = load(tmp_path, config, parameter_shapes(config), tokenizer_path, start=lambda: start)
+        load_like(tmp_path, config, tmp_path)
+    loaded = load(tmp_path, config, parameter_shapes(config), tmp_path, start=lambda: start)
     np.testing.assert_array_equal(loaded["bias"][: config.vocab_size], start["bias"][: config.vocab_size])
 
 

@@ -51,7 +51,7 @@ def test_transformers_loads_a_decoder_in_several_files_whole(configs, tokenizers
 
 
 @pytest.mark.parametrize("kind", ["gpt", "gpt2"])
-def test_a_folder_as_it_was_published_loads(configs, tokenizers, tmp_path, kind):
+def test_a_folder_as_it_was_published_loads(configs, tmp_path, kind):
     """A bare trunk, masks beside its weights, and no width inside the feed-forward block."""
     whole = reference.torch_model(configs[kind], "model")
     whole.save_pretrained(tmp_path / "whole")
@@ -61,7 +61,7 @@ def test_a_folder_as_it_was_published_loads(configs, tokenizers, tmp_path, kind)
     (tmp_path / "bare" / "config.json").write_text(json.dumps(said))
     rewrite(tmp_path / "bare", lambda stored: stored.update({"h.1.attn.bias": np.ones((1, 1, 32, 32), np.float32)}))
     assert not any(key.startswith("transformer.") for key in load_file(tmp_path / "bare" / WHOLE))
-    ours = [load_like(tmp_path / folder, configs[kind], tokenizers[kind]) for folder in ("whole", "bare")]
+    ours = [load_like(folder, configs[kind], folder) for folder in (tmp_path / "whole", tmp_path / "bare")]
     jax.tree.map(np.testing.assert_array_equal, *ours)
 
 
