@@ -117,13 +117,18 @@ def remove_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def local_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder for code that reads local files: the folder itself, or a temporary copy."""
+    """Yield a folder for code that reads local files: the folder itself, or a temporary copy, which errors do not name.
+    Raises UserError for a gs:// folder that cannot be read."""
     if not in_cloud(folder):
         yield folder
         return
     with tempfile.TemporaryDirectory() as copy:
-        filesystem().get(f"{folder}/", f"{copy}/", recursive=True)
-        yield Path(copy)
+        with cloud_errors(str(folder)):
+            filesystem().get(f"{folder}/", f"{copy}/", recursive=True)
+        try:
+            yield Path(copy)
+        except UserError as error:
+            raise UserError(str(error).replace(copy, str(folder))) from error.__cause__
 
 
 def check_rights(folder: Path, setting: str) -> None:

@@ -86,10 +86,12 @@ class SoftTargets:
         if len(self.parts) != self.manifest["copies"] * -(-examples.number // self.manifest["rows"]):
             raise self.damaged()
 
-    def share(self) -> float:
-        """Return how much of the teacher's probability the k tokens of a place have, a mean over the first rows."""
-        first = np.load(self.parts[0] / VALUES, mmap_mode="r")[:1000]
-        return 1.0 - float(np.exp(first[LOGS][..., -1].astype(np.float32)).mean())
+    def share(self, examples: RowExamples) -> float:
+        """Return how much of the teacher's probability the k tokens of a place have, a mean over 1,000 rows."""
+        number = np.concatenate([*examples.fixed(1000)])
+        batch, rest = examples.build(0, number), self.read(0, number)[0][LOGS][..., -1]
+        weights = batch.get("prediction_weights", batch.get("weights"))
+        return 1.0 - float(np.average(np.exp(rest.astype(np.float32)), weights=weights))
 
     def read(self, copy: np.ndarray | int, number: np.ndarray) -> tuple[np.ndarray, list[Path]]:
         """Read what is stored of examples in their copies, int64 [n] -> (values [n, places], the parts they are in)."""

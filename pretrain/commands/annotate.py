@@ -25,8 +25,8 @@ class Annotate:
     out: Path | None = None
     """Folder to write, or to go on with after a kill; by default CORPUS-soft-targets, beside the corpus."""
     k: int = 256
-    """Number of tokens to store of a place, those with the highest probabilities; all others count as one. What they
-    have of the teacher's probability is printed: below 85%, give more. Corpora with fewer tokens store all."""
+    """Number of tokens to store of a place, those with the highest probabilities; all others count as one. Their
+    share of the teacher's probability is printed: below 85%, give more. A smaller vocabulary is stored whole."""
 
 
 def main(arguments: Sequence[str]) -> int:

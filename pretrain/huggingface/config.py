@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from data_pipelines.cloud import is_remote
 from data_pipelines.command_line import as_option
 from data_pipelines.errors import UserError
 from data_pipelines.tokenizers.made import Made, token_ids
@@ -110,14 +111,16 @@ def listed_parts(source: str | Path) -> dict[str, Path]:
     """Return part -> folder of a source of the form 'part=DIR,part=DIR'; {} for a folder."""
     if "=" not in str(source).split("/")[0] or Path(source).is_dir():
         return {}
-    items = (item.partition("=") for item in str(source).split(","))
+    items = [item.partition("=") for item in str(source).split(",")]
+    if remote := [folder for _, _, folder in items if is_remote(folder)]:
+        raise UserError(f"{remote[0]}: parts are read from local folders; copy them to this disk")
     return {part.strip(): Path(folder.strip()) for part, _, folder in items}
 
 
 def _read(folder: Path) -> Mapping[str, Any]:
     file = folder / "config.json"
     if not folder.is_dir():
-        raise UserError(f"{folder}: there is no such folder; give one written by `export` or transformers")
+        raise UserError(f"{folder}: is no folder; give one written by `export` or transformers")
     if not file.is_file():
         raise UserError(f"{folder}: has no config.json; give a folder written by `export` or transformers")
     try:

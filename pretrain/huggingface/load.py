@@ -92,9 +92,11 @@ def check_vocabulary(folder: Path, tokenizer_path: Path, source, target) -> None
     if before == after:
         return
     if before is None:
+        *names, last = tokenizers.FILES
         raise UserError(
-            f"{folder}: has no tokenizer to compare with the corpus's; copy the model's there, and prepare the corpus "
-            f"with --tokenizer {folder}"
+            f"{folder}: has no {', '.join(names)} or {last} to compare with the corpus's tokenizer; write the model's "
+            "into it (by save_pretrained of transformers' AutoTokenizer), and prepare the corpus with --tokenizer "
+            f"{folder}"
         )
     differing = sorted(before.items() ^ after.items(), key=lambda item: item[::-1])
     token, index = differing[0]

@@ -214,13 +214,15 @@ def soft(ours: Array, theirs: Array, by: str, temperature: Array | float, seen: 
     theirs = jnp.maximum(theirs / temperature, lowest)
     seen = theirs > lowest
     ours = jnp.where(seen, ours / temperature, lowest)
-    # Sums alone: log-probabilities as an array, written and read again, take twice the time.
-    log_sums = [jax.nn.logsumexp(x, axis=-1) for x in (ours, theirs)]
-    p = jnp.exp(theirs - log_sums[1][..., None])
+    # Sums alone: log-probabilities as an array, written and read again, take twice the time. All is relative to the
+    # largest logits: a large constant in them would cost digits.
+    ours, theirs = (x - jax.lax.stop_gradient(x.max(-1, keepdims=True)) for x in (ours, theirs))
+    p = jnp.exp(theirs)
+    whole, of_ours = p.sum(-1), jnp.log(jnp.exp(ours).sum(-1))
     if by == KL:
-        loss = jnp.sum(p * (theirs - ours), axis=-1) + log_sums[0] - log_sums[1]
+        loss = jnp.sum(p * (theirs - ours), axis=-1) / whole + of_ours - jnp.log(whole)
     else:
-        loss = log_sums[0] - jnp.sum(p * ours, axis=-1)
+        loss = of_ours - jnp.sum(p * ours, axis=-1) / whole
     return jnp.where(seen.any(-1), loss, 0.0) * temperature**2
 
 

@@ -89,7 +89,7 @@ def annotate(recipe: Recipe, source: str, corpus: Corpus, out: Path, k: int) -> 
                 np.save(made / VALUES, values)
                 write_json(made / SUMMARY, {"files": describe_files(made, VALUES)})
                 put_folder(made, folder)
-    return len(folders), len(lacking), SoftTargets(out).share()
+    return len(folders), len(lacking), SoftTargets(out).share(examples)
 
 
 @contextlib.contextmanager
@@ -98,7 +98,8 @@ def _alone(out: Path, manifest: dict[str, Any]) -> Iterator[None]:
     folder has another manifest or other files."""
     there = read_object(out / "manifest.json")
     if changed := [name for name in manifest if there != {} and (there or {}).get(name) != manifest[name]]:
-        raise UserError(f"--out {out}: has other contents (other {', '.join(changed)}); give another folder")
+        before = f"k={there['k']}" if changed == ["k"] and there else f"other {', '.join(changed)}"
+        raise UserError(f"--out {out}: has other contents ({before}); give another folder")
     if there == {} and {path.name for path in out.glob("*")} - {"lock", "manifest.json.new"}:  # of a kill
         raise UserError(f"--out {out}: holds other files than soft targets; give an empty folder, or a new one")
     with writing(out):

@@ -109,14 +109,17 @@ def with_kernels(assembly: Assembly, mesh: Mesh) -> Assembly:
     """Give the trained model's kernels to the teachers whose attention they can compute."""
     recipe, program = assembly.recipe, assembly.model.program
 
-    def of(teacher: nn.Module) -> nn.Module:
+    def of(name: str, teacher: nn.Module) -> nn.Module:
         config, kernels = teacher.config, program.attention
         rows = [(phase, task.objective.memory(config, train=True)) for _, phase, task in every_task(recipe)]
-        if kernels in PLAIN or any(_of_rows(config, kernels, *of_task, mesh) for of_task in rows):
-            return teacher
+        try:
+            if kernels in PLAIN or any(_of_rows(config, kernels, *of_task, mesh) for of_task in rows):
+                return teacher
+        except UserError as error:
+            raise UserError(f"the teacher {name}: {error}") from None
         return teacher.clone(program=program)
 
-    return assembly._replace(teachers={name: of(teacher) for name, teacher in assembly.teachers.items()})
+    return assembly._replace(teachers={name: of(name, teacher) for name, teacher in assembly.teachers.items()})
 
 
 def _is_sparse(model) -> bool:

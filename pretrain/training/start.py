@@ -208,7 +208,8 @@ def load_weights(
         message = str(error)
         if setting != INIT_FROM:  # the heads of a teacher cannot start from random weights
             message = re.sub(f"(, or|;) {ANEW}$", "", message)
-            message = message.replace("--model.", f"--{setting.removesuffix('source')}model.")
+            whose = f"--{setting.removesuffix('source')}" if "." in setting else "its "
+            message = message.replace("--model.", f"{whose}model.")
         raise UserError(f"{setting} {message}") from None
 
 

@@ -277,9 +277,9 @@ def unread(recipe: Recipe, index: int) -> tuple[str, ...]:
 
 @functools.lru_cache
 def model_flops(recipe: Recipe, phase: Phase, task: Task | None = None) -> float:
-    """Count the FLOPs of what a task's traced loss reads, and of its gradient. Attention counts the share of pairs in
-    `Family.seen`, relative attention all pairs. The backward pass costs two forward passes, since the gradient of a
-    product is two products of its size; a teacher has no backward pass.
+    """Count the FLOPs of the operations that a task's traced loss depends on, and of its gradient. Attention counts the
+    share of pairs in `Family.seen`, relative attention all pairs. The backward pass costs two forward passes, since the
+    gradient of a product is two products of its size; a teacher has no backward pass.
 
     task: by default the phase's only one."""
     traced = traced_loss(recipe, phase, task or tasks_of(recipe, phase)[0])

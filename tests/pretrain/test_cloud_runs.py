@@ -204,6 +204,9 @@ def test_an_export_to_the_bucket_is_the_export_to_a_disk_and_weights_come_from_b
         for (path, expected), (_, found) in zip(leaves(of_run), leaves(weights), strict=True):
             rows = slice(tiny.BERT.vocab_size if len(expected) == 256 else None)
             np.testing.assert_array_equal(found[rows], expected[rows], err_msg=f"{source} {path}")
+    for source, lacking in (EXPORT, tiny.ALBERT), (EXPORT.with_name("nowhere"), tiny.BERT):
+        with pytest.raises(UserError, match=f"^{INIT_FROM} {source}: (is a 'bert' model|no such bucket or object)"):
+            load_weights(INIT_FROM, str(source), lacking, parameter_shapes(lacking), Corpus(corpus_path))
 
     bucket.put("bucket", "hf/a/thesis.tex", b"")
     with pytest.raises(UserError, match="export --to gs://bucket/hf/a: holds thesis.tex, so it is not an export"):

@@ -93,7 +93,7 @@ WRONG = {
     ),
     "a part that is missing": (
         "electra", lambda folder: shutil.rmtree(folder / "generator"), {},
-        "{folder}/generator: there is no such folder",
+        "{folder}/generator: is no folder",
     ),
     "a pickle": (
         "masked", lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), {},
@@ -133,7 +133,9 @@ def test_another_vocabulary_in_vocab_txt_is_an_error(exported, configs, tokenize
 def test_sharded_weights_load_beside_a_tokenizer_and_missing_shards_are_named(configs, tokenizer_path, tmp_path):
     model = reference.torch_model(configs["masked"], "model", heads=HEADS["masked"])
     model.save_pretrained(tmp_path, max_shard_size="10KB")
-    without = "has no tokenizer to compare with the corpus's; copy the model's there"
+    without = (
+        "has no tokenizer.json, vocab.txt, spiece.model or vocab.json to compare with the corpus's tokenizer; write"
+    )
     expect_load_error(tmp_path, configs["masked"], tokenizer_path, without, kind="masked")
     shutil.copytree(tokenizer_path, tmp_path, dirs_exist_ok=True)
     loaded = load_like(tmp_path, configs["masked"], tokenizer_path, "masked")
@@ -145,10 +147,11 @@ def test_sharded_weights_load_beside_a_tokenizer_and_missing_shards_are_named(co
 
 
 SOURCES = {
-    "nowhere": "there is no such folder",
+    "nowhere": "nowhere: is no folder",
     "generator=a": "discriminator=DIR",
     "teacher=a,generator=b": "'teacher'",
-    "discriminator=a,generator=b": "b: there is no such folder",
+    "discriminator=a,generator=b": "b: is no folder",
+    "discriminator=gs://b/a,generator=gs://b/b": "gs://b/a: parts are read from local folders",
 }
 
 

@@ -20,6 +20,8 @@ from pretrain.objectives import blocked_softmax, matching
 from pretrain.objectives.blocked_softmax import Soft, softmax_sums
 from pretrain.objectives.distillation import CausalDistillation
 from pretrain.objectives.matching import (
+    CROSS_ENTROPY,
+    KL,
     MEASURES,
     Match,
     Side,
@@ -27,6 +29,7 @@ from pretrain.objectives.matching import (
     _scores,
     denominator,
     largest,
+    soft,
     teacher_layers,
     total,
 )
@@ -139,6 +142,18 @@ def test_a_loss_and_its_gradient_are_torchs(match):
     for one, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(leaves), strict=True):
         other = np.zeros(other.shape) if other.grad is None else other.grad.numpy()
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("by", [KL, CROSS_ENTROPY])
+def test_a_constant_in_the_logits_costs_no_digits_and_rows_without_any_are_zero(by):
+    ours, theirs = (
+        np.random.default_rng(0).integers(-40, 40, (2, 5, VOCAB)).astype(np.float32) / 16
+    )  # exact also at 4096
+    theirs[0] = -np.inf
+    of = jax.value_and_grad(lambda ours, theirs: soft(ours, theirs, by, 2.0).sum())
+    wanted, found = of(ours, theirs), of(ours + 4096, theirs - 4096)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7), found, wanted)
+    assert soft(ours, theirs, by, 2.0)[0] == 0 and not wanted[1][0].any()
 
 
 @pytest.mark.parametrize("at_once", [1, 40, 2**26], ids=["a position", "some", "all"])

@@ -132,8 +132,12 @@ def test_a_killed_annotation_goes_on_with_the_same_bytes(sources, tmp_path, monk
     write = lambda name: annotate(recipe(), teacher, Corpus(corpus), tmp_path / name, k=8)
     parts, made, share = write("whole")
     assert parts == made > 3
-    likeliest = np.load(tmp_path / "whole/000000/values.npy")[LOGS][..., :-1].astype(np.float32)
-    assert share == pytest.approx(np.exp(likeliest).sum(-1).mean(), abs=1e-3) and share < 0.9
+    ((_, phase, task),) = every_task(recipe())
+    examples = training_batches(recipe(), {"": Corpus(corpus)}, phase, task)
+    number = np.arange(examples.number)
+    likeliest = SoftTargets(tmp_path / "whole").read(0, number)[0][LOGS][..., :-1].astype(np.float32)
+    real = examples.build(0, number)["prediction_weights"] > 0
+    assert share == pytest.approx(np.exp(likeliest).sum(-1)[real].mean(), abs=1e-3) and not real.all()
     written, put = [], annotating.put_folder
 
     def killed(made, place):
@@ -246,7 +250,7 @@ def test_what_is_wrong_is_said_in_one_line(masked, sources, corpus_path, bytes_p
     assert refused(tiny.electra()).startswith("objective ReplacedTokenDetection: learns from no teacher")
     assert refused(bert(), k=0) == "--k 0: must be 1 or more"
     assert "its tokenizer gives '!' the id None, but the corpus's 0; prepare the corpus" in refused(bert(), bytes_path)
-    assert refused(bert(), out=out, k=9) == f"--out {out}: has other contents (other k); give another folder"
+    assert refused(bert(), out=out, k=9) == f"--out {out}: has other contents (k=8); give another folder"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "default_backend", lambda: "gpu")
         patch.setattr(annotating, "to_json", lambda taught: to_json(taught).replace('"gelu"', '"relu"'))
