@@ -290,6 +290,15 @@ def test_a_teacher_has_the_kernel_of_its_student_where_that_can_compute_its_atte
     assert found.teachers["teacher"].program == dataclasses.replace(program, attention=attention)
 
 
+def test_a_mesh_that_does_not_divide_a_teacher_names_it(tmp_path):
+    teachers = (Teacher("large", "", bert(heads=1).model),)
+    recipe = dataclasses.replace(bert(), teachers=teachers, objective=Distillation(taught_by=("large",)))
+    mesh = Mesh(np.full([2 if axis == "tensor" else 1 for axis in AXES], jax.devices()[0]), AXES)
+    program = chosen_program(recipe, tiny.options(tmp_path, tmp_path), mesh, "tpu")
+    with pytest.raises(UserError, match="^the teacher large: --mesh tensor=2 does not divide heads, which is 1"):
+        with_kernels(assemble(recipe, program), mesh)
+
+
 @pytest.mark.parametrize(
     "recipe, kernel",
     [

@@ -146,9 +146,8 @@ def test_a_loss_and_its_gradient_are_torchs(match):
 
 @pytest.mark.parametrize("by", [KL, CROSS_ENTROPY])
 def test_a_constant_in_the_logits_costs_no_digits_and_rows_without_any_are_zero(by):
-    ours, theirs = (
-        np.random.default_rng(0).integers(-40, 40, (2, 5, VOCAB)).astype(np.float32) / 16
-    )  # exact also at 4096
+    drawn = np.random.default_rng(0).integers(-40, 40, (2, 5, VOCAB))
+    ours, theirs = drawn.astype(np.float32) / 16  # exact also beside 4096
     theirs[0] = -np.inf
     of = jax.value_and_grad(lambda ours, theirs: soft(ours, theirs, by, 2.0).sum())
     wanted, found = of(ours, theirs), of(ours + 4096, theirs - 4096)

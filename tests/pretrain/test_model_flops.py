@@ -79,17 +79,21 @@ def test_of_a_sparse_pattern_the_visible_pairs_count():
         assert saved == pytest.approx(4 * ROWS * width * hidden)
 
 
-def test_a_teacher_counts_its_forward_pass_and_what_no_loss_reads_nothing():
-    """The student's last layer computes all positions for a loss of hidden states, and the teacher's too."""
-    teacher, losses = dataclasses.replace(BERT, depth=3), (Match(), Match("hidden", "cosine", "top"))
-    objective = Distillation(masking=ALL, losses=losses)
+HIDDEN = Match("hidden", "cosine", "top")  # all positions of the last layers
+
+
+@pytest.mark.parametrize(("losses", "own", "heads"), [((Match(), HIDDEN), 1.0, 1), ((HIDDEN,), 0.0, 0)])
+def test_a_teacher_counts_its_forward_pass_and_what_no_loss_reads_nothing(losses, own, heads):
+    """heads: whether a loss reads those of the masked tokens."""
+    teacher, objective = dataclasses.replace(BERT, depth=3), Distillation(masking=ALL, losses=losses, own=own)
     recipe = dataclasses.replace(
         tiny.bert(model=BERT, objective=objective), teachers=(Teacher("teacher", "", teacher),)
     )
     student, of_teacher = (
         torch_flops(reference.torch_model(model, "model", heads=("predictions",))) for model in (BERT, teacher)
     )
-    assert model_flops(recipe, Phase(1.0, LENGTH, ROWS)) == 3 * student + of_teacher
+    unread = (1 - heads) * ROWS * LENGTH * 2 * BERT.width * (BERT.width + VOCAB)
+    assert model_flops(recipe, Phase(1.0, LENGTH, ROWS)) == 3 * (student - unread) + of_teacher - unread
 
 
 def test_an_encoder_decoder_needs_what_a_count_by_hand_says():
